@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import json
 import re
 import sys
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dlbridge import ExchangeError, backends, device, dtype as as_dtype, empty, plan, to_device
+from dlbridge import (
+    Error,
+    ExchangeError,
+    backends,
+    device,
+    dtype as as_dtype,
+    empty,
+    plan,
+    to_device,
+)
 
 # They have no public names.
 from dlbridge.core.libraries.lookup import KNOWN
 from dlbridge.core.values.suggestions import did_you_mean
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
 LIBRARIES = tuple(name for name in KNOWN if name not in ("dlbridge", "sparse", "scipy.sparse"))
 """Those that ``like=`` knows and that have dense arrays."""
 
 _COLUMNS = {"pandas", "polars", "pyarrow"}
+_ON_CUDA = {"cupy", "numba"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,23 +114,19 @@ _SHAPE = re.compile(rf"{_EXTENT.pattern}(?: *[x,] *{_EXTENT.pattern})* *,?")
 
 def _make(place: str, shape: tuple[int, ...], dtype: str) -> Any:
     """An array of the library, or a tensor on the device; ValueError names the wrong option."""
-    kind: Any = dtype
+    make = partial(_array, place) if place in LIBRARIES else partial(empty, device=place)
     try:
-        make, kind = _maker(place, dtype)
-        nbytes = as_dtype(kind).nbytes(prod(filter(None, shape)))  # as libraries count
+        nbytes = as_dtype(dtype).nbytes(prod(filter(None, shape)))  # as libraries count
     except (ExchangeError, TypeError, ValueError) as exc:
-        # A library may have a function or a module of this name.
-        no_dtype = isinstance(exc, TypeError) and not isinstance(kind, str)
-        why = f"{place} has no dtype of this name" if no_dtype else exc
         raise ValueError(
-            f"--dtype {dtype!r}: {why}; name a type that {place} has, such as float32"
+            f"--dtype {dtype!r}: {exc}; name a type that {place} has, such as float32"
         ) from exc
-    make((1,) * len(shape))  # an error here is not about the extents
+    make((1,) * len(shape), dtype)  # an error here is not about the extents
     try:
-        if nbytes >= 1 << 63:  # XLA ends the process
+        if nbytes >= 1 << 63:
             raise OverflowError("no computer can address them")
-        return make(shape)
-    except Exception as exc:  # every library has its own
+        return make(shape, dtype)
+    except (Error, MemoryError, OverflowError, ValueError) as exc:
         why = str(exc).partition("\n")[0]
         raise ValueError(
             f"--shape {'x'.join(map(str, shape))}: {place} cannot make an array of {nbytes} bytes "
@@ -133,19 +134,6 @@ def _make(place: str, shape: tuple[int, ...], dtype: str) -> Any:
         ) from exc
 
 
-def _maker(place: str, dtype: str) -> tuple[Callable[[tuple[int, ...]], Any], Any]:
-    """What makes an array of a shape there, and its dtype as the place calls it."""
-    if place not in LIBRARIES:
-        return partial(empty, dtype=dtype, device=place), dtype
-    if place == "tvm_ffi":
-        return lambda shape: importlib.import_module(place).from_dlpack(empty(shape, dtype)), dtype
-    if place in ("torch", "jax", "cupy"):
-        library = importlib.import_module("jax.numpy" if place == "jax" else place)
-        kind = getattr(library, dtype, None)  # None is no dtype
-        return partial(library.zeros, dtype=kind), kind
-    import numpy as np
-
-    kind = as_dtype(dtype).numpy
-    if place == "numpy":
-        return partial(np.zeros, dtype=kind), kind
-    return lambda shape: to_device(np.zeros(shape, kind), "cpu", like=place), kind
+def _array(library: str, shape: tuple[int, ...], dtype: str) -> Any:
+    device = "cuda:0" if library in _ON_CUDA else "cpu"
+    return to_device(empty(shape, dtype), device, like=library)

@@ -7,30 +7,26 @@ import sys
 from contextlib import suppress
 from copy import copy
 from functools import wraps
-from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.interfaces.anything import device_of, import_anything
 from dlbridge.core.libraries.library import Library, is_array_of
-from dlbridge.core.libraries.lookup import KNOWN, find_library, is_known, library_of
+from dlbridge.core.libraries.lookup import find_library, is_known, library_of
 from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.plugins.records import plugin_named
 from dlbridge.core.plugins.registry import LOADED, backend, backends, packages_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device, type_names
+from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import from_numpy
-from dlbridge.core.values.suggestions import did_you_mean, with_article
+from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import Error, ExchangeError
 
 from .api import to_device
 
 if TYPE_CHECKING:
     from dlbridge.typing import AcceptsDecorator, DeviceLike
-
-
-_CPU = Device.of(1, 0)
 
 
 @public
@@ -62,15 +58,13 @@ def accepts(like: str | ModuleType | type, *, device: DeviceLike | None = None) 
     Raises
     ------
     TypeError
-        If *like* cannot be the name of a library, or is the name of a device; if what is
-        decorated is not a function that returns its results.
-    ModuleNotFoundError
-        If *like* is spelled almost like a library that dlbridge knows, and there is no such
-        module. Other names are looked for when the function gets its first tensor.
+        If *like* is no name, module or type; if what is decorated is not a function that
+        returns its results.
 
     Notes
     -----
-    The function itself raises what `to_device` raises.
+    The function itself raises what `to_device` raises. The library is looked for when the
+    function gets its first tensor, so it need not be installed before.
 
     What the function writes into an argument reaches the caller only where the memory
     was shared. A function that changes its arguments should return them. Memory that is
@@ -91,15 +85,13 @@ def accepts(like: str | ModuleType | type, *, device: DeviceLike | None = None) 
             f"accepts() was given {with_article(type(like).__name__)}; name the library that the "
             'function is written for: @dlbridge.accepts("numpy")'
         )
-    if isinstance(like, str):
-        _check_name(like)
 
     def decorate(function: Any) -> Any:
         if not callable(function) or isinstance(function, type):
             raise TypeError(f"accepts() decorates functions, not {function!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
-                f"{_title(function)} yields its results, which accepts() does not follow; "
+                f"{function.__qualname__} yields its results, which accepts() does not follow; "
                 "write a function that returns them"
             )
         return _decorated(function, like, device)
@@ -107,39 +99,8 @@ def accepts(like: str | ModuleType | type, *, device: DeviceLike | None = None) 
     return decorate
 
 
-def _check_name(name: str) -> None:
-    """Refuse what can be no library's name, and a name that is spelled wrongly.
-
-    No library is imported, and one that is not installed is no error: the function
-    may never be called.
-    """
-    first, colon, _ = name.partition(":")
-    if colon and first in {*backends(), *type_names()}:
-        raise TypeError(
-            f"accepts({name!r}): that is a device; name the library, and the device beside it: "
-            f'@dlbridge.accepts("{first}", device="{name}")'
-        )
-    if name in KNOWN or name in {*backends(), *type_names()}:
-        return
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise TypeError(
-            f"accepts({name!r}): that is not the name of a library; name the one that the "
-            'function is written for: @dlbridge.accepts("numpy")'
-        )
-    first = name.partition(".")[0]
-    hint = did_you_mean(first, KNOWN)
-    if hint and first not in sys.modules and find_spec(first) is None:
-        raise ModuleNotFoundError(
-            f"accepts({name!r}): there is no module {first!r} here{hint}", name=first
-        )
-
-
-def _title(function: Any) -> str:
-    return getattr(function, "__qualname__", None) or repr(function)
-
-
 def _decorated(function: Any, like: str | ModuleType | type, device: DeviceLike | None) -> Any:
-    title = _title(function)
+    title = getattr(function, "__qualname__", None) or repr(function)
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
@@ -177,58 +138,53 @@ class _Call:
         self._wanted = device
         self._origin: _Origin | None = None
         self._own: Library | str = ""
-        self._place = _CPU
+        self._device = CPU
 
     def enter(
         self, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments for the function."""
         return (
-            tuple([self._entered(x, place) for place, x in enumerate(arguments)]),
-            {name: self._entered(x, name) for name, x in keywords.items()},
+            tuple([self._argument(f"{i}", x) for i, x in enumerate(arguments, 1)]),
+            {name: self._argument(f"{name!r}", x) for name, x in keywords.items()},
         )
 
-    def _entered(self, x: Any, place: int | str) -> Any:
+    def _argument(self, which: str, x: Any) -> Any:
         try:
-            return self._converted(x)
+            origin = _origin_of(x)
+            if origin is None:
+                return x
+            if self._origin is None:
+                self._own = _meant(self._like)
+                self._device = self._where(origin.device)
+                self._origin = origin
+            if origin.device is self._device and _is_own(x, self._own):
+                return x
+            if not isinstance(self._own, str):
+                return to_device(x, self._device, like=self._like)
+            return _native(to_device(x, self._device))
         except Error as exc:
-            which = f"{place!r}" if isinstance(place, str) else f"{place + 1}"
             raise type(exc)(f"argument {which} of {self._title}: {exc}") from exc
-
-    def _converted(self, x: Any) -> Any:
-        origin = _origin_of(x)
-        if origin is None:
-            return x
-        if self._origin is None:
-            self._own = _meant(self._like)
-            self._place = self._where(origin.device)
-            self._origin = origin
-        if origin.device is self._place and _is_own(x, self._own):
-            return x
-        if not isinstance(self._own, str):
-            return to_device(x, self._place, like=self._like)
-        return _native(to_device(x, self._place))
 
     def _where(self, first: Device) -> Device:
         """The device that the function works on; the first tensor is on *first*."""
         own = self._own
-        if self._wanted is not None:
-            wanted = find_device(self._wanted)
-            types = None if isinstance(own, str) else own.device_types
+        wanted = None if self._wanted is None else find_device(self._wanted)
+        if isinstance(own, str):
+            return wanted or (first if first.name == own else find_device(f"{own}:0"))
+        types = own.device_types
+        if wanted is not None:
             if types is not None and wanted.type not in types and not wanted.is_host:
                 raise ExchangeError(
-                    f"accepts({_name_of(own)!r}, device={str(wanted)!r}): {_name_of(own)} has no "
-                    "arrays there; leave device= out, and tensors from there are brought to a "
-                    "device that it has, and the result back"
+                    f"accepts({own.name!r}, device={str(wanted)!r}): {own.name} has no arrays "
+                    "there; leave device= out, and tensors from there are brought to a device that "
+                    "it has, and the result back"
                 )
             return wanted
-        if isinstance(own, str):
-            return first if first.name == own else find_device(f"{own}:0")
-        types = own.device_types
         if own.name == "dlbridge" or (types is not None and first.type in types):
             return first
-        if types is None or _CPU.type in types:
-            return _CPU
+        if types is None or CPU.type in types:
+            return CPU
         return find_device(Device.of(min(types)))
 
     def leave(self, result: Any) -> Any:
@@ -248,15 +204,13 @@ class _Call:
             return kind._make([self._returned(part, origin) for part in result])
         if isinstance(result, (list, dict)):  # subclasses, too: copies keep what else they hold
             returned = copy(result)
-            for place in result if isinstance(result, dict) else range(len(result)):
-                returned[place] = self._returned(result[place], origin)
+            for key in result if isinstance(result, dict) else range(len(result)):
+                returned[key] = self._returned(result[key], origin)
             return returned
-        found = _origin_of(result)
-        if found is None:
+        now = _origin_of(result)
+        if now is None:
             return _array_of_scalar(result, origin)
-        if found == origin:
-            return result
-        return to_device(result, origin.device, like=origin.like)
+        return result if now == origin else to_device(result, origin.device, like=origin.like)
 
 
 def _native(tensor: Tensor) -> object:
@@ -290,18 +244,12 @@ def _meant(like: str | ModuleType | type) -> Library | str:
     return find_library(like)[0]
 
 
-def _name_of(own: Library | str) -> str:
-    return own if isinstance(own, str) else own.name
-
-
 def _is_own(x: Any, own: Library | str) -> bool:
     """Whether *x* is an array, or an object of the ecosystem, that the function takes."""
     if isinstance(own, str):
         return _backend_of_object(x) == own
     cls = type(x)
-    if library_of(cls) in own.special:
-        return False
-    return is_array_of(own, cls)
+    return library_of(cls) not in own.special and is_array_of(own, cls)
 
 
 def _origin_of(x: Any) -> _Origin | None:
@@ -317,7 +265,8 @@ def _origin_of(x: Any) -> _Origin | None:
     if hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__"):
         # A class that is not its own library's array: as a Tensor it keeps its device.
         known = hasattr(cls, "__from_tensor__") or (
-            library is None and hasattr(_module_of(cls), "from_dlpack")
+            library is None
+            and hasattr(sys.modules.get(cls.__module__.partition(".")[0]), "from_dlpack")
         )
         return _Origin(cls if known else "dlbridge", device_of(x))
     name = _backend_of_object(x)
@@ -331,10 +280,6 @@ def _origin_of(x: Any) -> _Origin | None:
 _PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, slice}
 )
-
-
-def _module_of(cls: type) -> object:
-    return sys.modules.get(cls.__module__.partition(".")[0])
 
 
 def _backend_of_object(x: Any) -> str | None:

@@ -15,8 +15,8 @@ from dlbridge.core.implementation_details.finalizers import report
 from dlbridge.core.implementation_details.handlers import (
     RESUME,
     handlers_exception,
-    is_from_handler,
     raise_when_dropped,
+    unless_handler,
 )
 from dlbridge.core.libraries.library import NUMPY_TYPES, origin_of
 from dlbridge.core.plugins.contract import parameters_of
@@ -27,7 +27,7 @@ from dlbridge.core.tensor.array_tensor import make_tensor, wrap_plain
 from dlbridge.core.tensor.carriers import carrier
 from dlbridge.core.tensor.exchange import bind
 from dlbridge.core.tensor.memory import Memory
-from dlbridge.core.values.devices import Device, DLDeviceType
+from dlbridge.core.values.devices import CPU, Device, DLDeviceType
 from dlbridge.core.values.layout import reach, why_impossible
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
     from dlbridge.typing import DeviceLike, DTypeLike, StreamLike
 
-_CPU = Device.of(1, 0)
 _ORIGIN = "dlbridge.from_blob"
 _ALIGNED = 16  # more than any element needs
 _PAGE = 4096  # no system maps the first page of memory
@@ -146,13 +145,13 @@ def from_blob(
     kind = NAMED_TYPES[dtype] if known else dtype_of(dtype)  # type: ignore[index]  # a str
     if element is not None:
         _check_dtype(kind, *element)
-    where = _CPU if device == "cpu" else find_device(device)
+    where = CPU if device == "cpu" else find_device(device)
     steps = None if strides is None else _steps(strides, extents)
     if type(byte_offset) is not int:
         byte_offset = index(byte_offset)
     # What nothing can be wrong with, seen at a glance.
     plain = (
-        where is _CPU
+        where is CPU
         and limit is None
         and not byte_offset
         and not address % _ALIGNED
@@ -162,13 +161,13 @@ def from_blob(
     )
     if not plain and 0 not in extents:
         _check_elements(where, address, byte_offset, kind, extents, steps, limit)
-        if where is not _CPU:
+        if where is not CPU:
             address = _bound(where, address)
     if deleter is not None:
         _check_deleter(deleter, data)
     if _blobs.ended:  # a signal handler has cut the end of another one off
         _blobs.sweep()
-    if deleter is None and (where is _CPU or keep is None):
+    if deleter is None and (where is CPU or keep is None):
         memory = Memory(where, address, _ORIGIN, keep)
         blob = None
     else:
@@ -205,7 +204,7 @@ class _Blob:
 
 def _owned(where: Device, address: int, blob: _Blob) -> Memory:
     """The memory whose end is that of *blob*."""
-    if where is _CPU:
+    if where is CPU:
         return Memory(where, address, _ORIGIN, Owner(_blobs, blob))
     memory = Memory(where, address, _ORIGIN)
     synchronize = plugin_of(where).synchronize
@@ -231,9 +230,7 @@ def _release(blob: _Blob) -> bool:
         if blob.stream != _NO_WORK:
             try:
                 synchronize(number, blob.stream)
-            except Exception as exc:
-                if is_from_handler(exc.__traceback__):
-                    raise
+            except unless_handler(Exception) as exc:
                 report(exc, "the wait for the work on memory of dlbridge.from_blob")
         blob.synchronize = None
     while (deleter := blob.deleter) is not None:

@@ -8,16 +8,13 @@ from dlbridge.core.interfaces.dlpack import needs_its_library
 from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.processes.shared_tensors import share_tensor
 from dlbridge.core.public import public
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU
 
 from .api import asarray, to_device
 
 if TYPE_CHECKING:
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.typing import ArrayLike, DeviceLike
-
-
-_CPU = Device.of(1, 0)
 
 
 @public
@@ -76,6 +73,6 @@ def share(x: ArrayLike, device: DeviceLike | None = None) -> Tensor:
     """
     tensor = asarray(x)
     target = tensor.device if device is None else find_device(device)
-    if needs_its_library(x, tensor, _CPU):
-        tensor = to_device(x, _CPU)
+    if needs_its_library(x, tensor, CPU):
+        tensor = to_device(x, CPU)
     return share_tensor(tensor, target)

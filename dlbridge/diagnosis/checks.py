@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from dlbridge.core.values.suggestions import did_you_mean
 
 from .display import Finding
 from .files import check_device_files, check_opencl_drivers, check_vulkan_drivers
-from .report import settings
+from .report import settings, version_of
 from .trials import PEERS, try_backend, try_peer
 
 if TYPE_CHECKING:
@@ -67,16 +66,8 @@ def check_all(*, quick: bool = False) -> Iterator[Finding]:
         )
     if not quick:
         for name in PEERS:
-            if _is_installed(name):
+            if version_of(name):
                 yield try_peer(name)
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        version(distribution)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def check_packages() -> Iterator[Finding]:

@@ -191,15 +191,18 @@ def info() -> Info:
 
 def packages() -> dict[str, str]:
     """Versions of the installed packages in `PACKAGES`; none of them is imported."""
+    found = {name: version_of(name) for name in PACKAGES}
+    return {name: version for name, version in found.items() if version}
+
+
+def version_of(distribution: str) -> str:
+    """The version of an installed *distribution*; empty if there is none."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
 
 
 def settings() -> dict[str, str]:

@@ -35,7 +35,7 @@ from dlbridge.core.implementation_details.python_api import (
     object_at,
     word_at,
 )
-from dlbridge.core.interfaces.own_table import failed
+from dlbridge.core.interfaces.own_table import failure_status
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -126,7 +126,7 @@ DETAILS = (
         "a failing function of an exchange table leaves its exception pending (dlpack.h), which "
         "cffi and ctypes would clear",
         "CPython 3.11, cffi 2.0, numpy 2.1",
-        "core/interfaces/own_table.py: failed",
+        "core/interfaces/own_table.py: failure_status",
         "tests/core/test_implementation_details.py::test_a_callback_leaves_an_exception_pending",
     ),
     Detail(
@@ -605,7 +605,7 @@ def test_a_callback_leaves_an_exception_pending():
 
     @our_ffi.callback("int(int)")
     def call_back(number):
-        return failed(Injected(number)) if number else 3
+        return failure_status(Injected(number)) if number else 3
 
     function = int(our_ffi.cast("uintptr_t", call_back))
     call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int)(function)

@@ -95,9 +95,7 @@ class ForeignTable:
         if failed:
             delete_managed(address)
             raise BufferError("the library's exchange table failed without an error")
-        result = ctypes.cast(out, ctypes.py_object).value
-        decrement_references(result)
-        return result
+        return _own_object(out)
 
     def wrap_export(self, export: OwnExport) -> Any:
         """The library's own tensor over a struct of ours, which *export* keeps on failure."""
@@ -109,9 +107,7 @@ class ForeignTable:
                 export.release()
         if failed or not out.value:
             raise BufferError("the library's exchange table failed without an error")
-        result = ctypes.cast(out, ctypes.py_object).value
-        decrement_references(result)
-        return result
+        return _own_object(out)
 
     def current_work_stream(self, device: Device) -> int:
         """The stream that the library queues work on now; 0: the default."""
@@ -119,6 +115,13 @@ class ForeignTable:
         if self._current_work_stream(device.type, device.index, ctypes.addressof(out)) != 0:
             raise BufferError(f"the library's exchange table knows no stream of {device}")
         return out.value or 0
+
+
+def _own_object(out: ctypes.c_void_p) -> Any:
+    """The object in *out*, whose reference is ours; ctypes has added another."""
+    result = ctypes.cast(out, ctypes.py_object).value
+    decrement_references(result)
+    return result
 
 
 def table_of(cls: type) -> ForeignTable | None:

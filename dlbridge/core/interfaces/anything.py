@@ -7,14 +7,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import importer_of, library_of
 from dlbridge.core.plugins.registry import known_backends
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import wrap_array
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device, type_names
+from dlbridge.core.values.devices import CPU, Device, type_names
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import CONTEXT_DEVICES
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from dlbridge.core.libraries.library import Library
     from dlbridge.core.values.dtypes import DType
     from dlbridge.typing import ArrayLike, DeviceLike
-
-_CPU = Device.of(1, 0)
 
 
 def import_anything(
@@ -90,9 +88,7 @@ def is_copied(x: Any, device: DeviceLike | None = None) -> bool:
         warnings.simplefilter("ignore")  # the import has given them
         try:
             import_anything(x, None, False, device)
-        except Exception as exc:
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(Exception):
             return True
     return False
 
@@ -205,7 +201,7 @@ def device_of(x: ArrayLike, /) -> Device:
         return x.device
     cls = type(x)
     if cls in BUILTIN:
-        return _CPU
+        return CPU
     if cls.__name__ == "PyCapsule":
         raise TypeError(
             "device_of would consume the capsule: import it first "
@@ -216,9 +212,8 @@ def device_of(x: ArrayLike, /) -> Device:
         return import_anything(x, None, None).device
     try:
         found = device_of_producer(x)
-    except Exception as exc:
-        if not is_from_handler(exc.__traceback__):
-            import_producer(x, None, None, None)  # says better what is wrong (a meta tensor)
+    except unless_handler(Exception):
+        import_producer(x, None, None, None)  # says better what is wrong (a meta tensor)
         raise
     if found.is_host or (found.is_address and found.type not in CONTEXT_DEVICES):
         return found

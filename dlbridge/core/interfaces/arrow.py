@@ -19,7 +19,7 @@ from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import MAX_NBYTES, why_impossible
 from dlbridge.errors import ExchangeError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from dlbridge.core.tensor.tensor import Tensor
 
-_CPU = Device.of(1, 0)
 
 _FORMATS = {
     "c": "int8",
@@ -119,16 +118,16 @@ def from_arrow(x: Any, copy: bool | None) -> Tensor:
     """
     schema, chunks = _array_of(x) if getattr(type(x), "__arrow_c_array__", None) else _stream_of(x)
     layout, widths = _layout_of(x, schema)
-    runs = [_checked(x, chunk, layout, widths) for chunk in chunks]
+    runs = [_check_chunk(x, chunk, layout, widths) for chunk in chunks]
     if layout != _BOOLS and len(runs) == 1:
-        return _over(runs[0], layout, origin_of(x))
+        return _tensor_over(runs[0], layout, origin_of(x))
     if copy is False:
         what = "packed bools" if layout == _BOOLS else f"{len(runs)} chunks"
         raise ExchangeError(
             f"the {origin_of(x)} has {what}, which come out by a copy, and copy=False forbids it; "
             "pass copy=None"
         )
-    return _joined(runs, layout, widths, origin_of(x))
+    return _join(runs, layout, widths, origin_of(x))
 
 
 class _Run(NamedTuple):
@@ -199,7 +198,7 @@ def _format(x: Any, schema: _Schema) -> str:
     return str(schema.format.decode(errors="replace"))
 
 
-def _checked(x: Any, chunk: _OwnArray, layout: str, widths: tuple[int, ...]) -> _Run:
+def _check_chunk(x: Any, chunk: _OwnArray, layout: str, widths: tuple[int, ...]) -> _Run:
     """What *chunk* says, if it is possible, and none of its values is null."""
     start, count = 0, chunk.length
     node: _Array = chunk
@@ -264,14 +263,14 @@ def _broken(x: Any, why: str) -> ExchangeError:
     return ExchangeError(f"the Arrow array of the {origin_of(x)}: {why}; its producer is broken")
 
 
-def _over(run: _Run, layout: str, origin: str) -> Tensor:
+def _tensor_over(run: _Run, layout: str, origin: str) -> Tensor:
     """The Tensor on the values of *run*, whose chunk it keeps alive."""
     dtype = as_dtype(_FORMATS[layout])
-    memory = Memory(_CPU, run.data, origin, run.chunk)
+    memory = Memory(CPU, run.data, origin, run.chunk)
     return make_tensor(memory, run.first * dtype.itemsize, dtype, run.shape, readonly=True)
 
 
-def _joined(runs: list[_Run], layout: str, widths: tuple[int, ...], origin: str) -> Tensor:
+def _join(runs: list[_Run], layout: str, widths: tuple[int, ...], origin: str) -> Tensor:
     """A Tensor on a copy of all values."""
     import numpy as np
 
@@ -279,7 +278,7 @@ def _joined(runs: list[_Run], layout: str, widths: tuple[int, ...], origin: str)
         parts = [_bits(run.data, run.first, prod(run.shape)).reshape(run.shape) for run in runs]
         kind = "bool"
     else:
-        parts = [_over(run, layout, origin).numpy() for run in runs]
+        parts = [_tensor_over(run, layout, origin).numpy() for run in runs]
         kind = _FORMATS[layout]
     return wrap_array(np.concatenate(parts) if parts else np.zeros((0, *widths), kind))
 
@@ -319,13 +318,13 @@ def _array_of(x: Any) -> tuple[_OwnSchema, list[_OwnArray]]:
         raise _broken(x, f"__arrow_c_array__ returned {type(pair).__name__}, not two capsules")
     schema, array = pair
     return (
-        _taken(_OwnSchema(), schema, b"arrow_schema"),
-        [_taken(_OwnArray(), array, b"arrow_array")],
+        _take(_OwnSchema(), schema, b"arrow_schema"),
+        [_take(_OwnArray(), array, b"arrow_array")],
     )
 
 
 def _stream_of(x: Any) -> tuple[_OwnSchema, list[_OwnArray]]:
-    stream = _taken(_OwnStream(), x.__arrow_c_stream__(), b"arrow_array_stream")
+    stream = _take(_OwnStream(), x.__arrow_c_stream__(), b"arrow_array_stream")
     schema = _OwnSchema()
     _call(x, stream, stream.get_schema, schema)
     if not schema.release:
@@ -350,7 +349,7 @@ def _call(x: Any, stream: _OwnStream, function: int | None, out: _Owned) -> None
         raise ExchangeError(f"the Arrow stream of the {origin_of(x)} failed: {why}")
 
 
-def _taken(own: Any, capsule: object, name: bytes) -> Any:
+def _take(own: Any, capsule: object, name: bytes) -> Any:
     """*own* with the struct of *capsule*, which has nothing to release any more."""
     address = capsule_pointer(capsule, name)
     if not address:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.tensor.array_tensor import check_array, wrap_array
@@ -56,9 +56,7 @@ def from_array_interface(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
             raise ExchangeError(NOTHING_TO_SHARE.format(origin_of(x)))
     try:
         array = np.asarray(x)[...]
-    except (TypeError, ValueError, OverflowError) as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(TypeError, ValueError, OverflowError) as exc:
         said = interface if isinstance(interface, dict) else {}
         fields = ", ".join(f"{key} {said[key]}" for key in _FIELDS if key in said)
         raise ExchangeError(

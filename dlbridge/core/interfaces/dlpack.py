@@ -9,7 +9,7 @@ dlpack.h 1.3.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.dlpack.capsules import (
     Readable,
@@ -25,9 +25,9 @@ from dlbridge.core.dlpack.exports import (
 )
 from dlbridge.core.dlpack.foreign_tables import table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import is_called_by_torch
-from dlbridge.core.libraries.library import origin_of
+from dlbridge.core.libraries.library import Library, origin_of
 from dlbridge.core.libraries.lookup import find_description, library_of
 from dlbridge.core.moves.host_views import shared_on_host
 from dlbridge.core.moves.plans import why_no_host_view
@@ -39,7 +39,7 @@ from dlbridge.core.tensor.exchange import adopt, capsule_of, order_consumer
 from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device, DLDeviceType, plain_number
+from dlbridge.core.values.devices import CPU, Device, DLDeviceType, plain_number
 from dlbridge.core.values.dtypes import check
 from dlbridge.core.values.layout import MAX_NBYTES
 from dlbridge.core.values.suggestions import with_article
@@ -47,8 +47,6 @@ from dlbridge.errors import BackendUnavailable, Error, ExchangeError
 
 if TYPE_CHECKING:
     from dlbridge.core.dlpack.foreign_tables import ForeignTable
-
-_CPU = Device.of(1, 0)
 
 
 def import_producer(x: Any, target: Device | None, copy: bool | None, stream: Any) -> Tensor:
@@ -59,11 +57,11 @@ def import_producer(x: Any, target: Device | None, copy: bool | None, stream: An
         operand_of(x)  # raises if it was lent and has expired
         return x
     cls = type(x)
-    traits = _TRAITS[cls] if cls in _TRAITS else _ProducerTraits(cls)
+    traits = _TRAITS[cls] if cls in _TRAITS else _find_traits(cls)
     if traits.is_tensor:
         return import_producer(as_tensor(x), target, copy, stream)
-    if traits.refuse is not None:
-        traits.refuse(x)
+    if traits.library.refuse is not None:
+        traits.library.refuse(x)
     if traits.is_numpy:
         check_host_stream(stream)
         return wrap_array(_plain_array(x))
@@ -72,8 +70,8 @@ def import_producer(x: Any, target: Device | None, copy: bool | None, stream: An
             return _import_by_table(traits.table, x, stream)
         except Error:
             raise  # ours: what it exported breaks the standard
-        except Exception as exc:
-            if not traits.is_producer or is_from_handler(exc.__traceback__):
+        except unless_handler(Exception):
+            if not traits.is_producer:
                 raise
             # Its own __dlpack__ says better what is wrong, or knows a way.
             return _import_by_method(x, traits, target, copy, stream)
@@ -104,14 +102,13 @@ def import_from_host(x: Any) -> Tensor:
     To ask a jax array for its device takes 1.2 us. A capsule of other memory is dropped.
     """
     cls = type(x)
-    traits = _TRAITS[cls] if cls in _TRAITS else _ProducerTraits(cls)
+    traits = _TRAITS[cls] if cls in _TRAITS else _find_traits(cls)
     try:
         capsule = x.__dlpack__(max_version=DLPACK_VERSION)
-    except (BufferError, RuntimeError, TypeError, ValueError) as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(BufferError, RuntimeError, TypeError, ValueError):
+        pass
     else:
-        readable = readable_by_numpy(capsule, traits.immutable, traits.new_structs)
+        readable = readable_by_numpy(capsule, traits.library.immutable, traits.library.new_structs)
         tensor = None if readable is None else _by_numpy(capsule, readable, type(x))
         if tensor is not None:
             return tensor
@@ -124,7 +121,7 @@ def needs_its_library(x: Any, tensor: Tensor, target: Device) -> bool:
     That is so for the CPU as target, where no backend here serves the tensor's device.
     """
     device = tensor.device
-    if target is not _CPU or device.is_host or isinstance(x, Tensor):
+    if target is not CPU or device.is_host or isinstance(x, Tensor):
         return False
     if not hasattr(type(x), "__dlpack_device__"):
         return False
@@ -135,37 +132,30 @@ def needs_its_library(x: Any, tensor: Tensor, target: Device) -> bool:
     return False
 
 
-class _ProducerTraits:
-    """The traits of a type of producers, from a cache."""
+class _ProducerTraits(NamedTuple):
+    """The traits of a type of producers."""
 
-    __slots__ = (
-        "immutable",
-        "is_numpy",
-        "is_producer",
-        "is_tensor",
-        "lends",
-        "new_structs",
-        "refuse",
-        "table",
-    )
-
-    def __init__(self, cls: type) -> None:
-        library = library_of(cls)
-        self.refuse = None if library is None else library.refuse
-        self.immutable = library is not None and library.immutable
-        self.lends = library is not None and library.lends
-        self.is_numpy = _has_numpys_method(cls)
-        # Whether each capsule has a struct that nobody else reads (their sources).
-        self.new_structs = library is not None and library.new_structs
-        self.is_tensor = hasattr(cls, "__as_tensor__")
-        self.is_producer = hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")
-        self.table = None if self.is_tensor else table_of(cls)
-        # Only classes that live for ever anyway; others are asked each time.
-        home = sys.modules.get(cls.__module__)
-        if getattr(home, cls.__qualname__, None) is cls:
-            _TRAITS[cls] = self
+    library: Library
+    is_numpy: bool
+    is_tensor: bool
+    is_producer: bool
+    table: ForeignTable | None
 
 
+def _find_traits(cls: type) -> _ProducerTraits:
+    is_tensor = hasattr(cls, "__as_tensor__")
+    is_producer = hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")
+    table = None if is_tensor else table_of(cls)
+    library = library_of(cls) or _NO_LIBRARY
+    traits = _ProducerTraits(library, _has_numpys_method(cls), is_tensor, is_producer, table)
+    # Only classes that live for ever anyway; others are asked each time.
+    home = sys.modules.get(cls.__module__)
+    if getattr(home, cls.__qualname__, None) is cls:
+        _TRAITS[cls] = traits
+    return traits
+
+
+_NO_LIBRARY = Library("")
 _TRAITS: dict[type, _ProducerTraits] = {}
 
 
@@ -222,12 +212,12 @@ def _import_by_method(
     source = device_of_producer(x)
     wanted: dict[str, Any] = {}
     use = None
-    if stream is None and source is not _CPU:
+    if stream is None and source is not CPU:
         stream, use = consumer_stream(source)
-    if source is _CPU:
+    if source is CPU:
         check_host_stream(stream)
         stream = None  # numpy knows None only
-    if target is not None and target is not source and target is _CPU:
+    if target is not None and target is not source and target is CPU:
         wanted["dl_device"] = target.dlpack
         stream = use = None  # the producer synchronises (array API: dl_device on the CPU)
     if copy is False:
@@ -235,8 +225,8 @@ def _import_by_method(
     streams = {} if stream is None else {"stream": stream}
     capsule = _call(x, streams, wanted, source)
     # Numpy keeps nothing but the capsule's struct, and reads memory of the CPU only.
-    if source is _CPU and not traits.lends:
-        readable = readable_by_numpy(capsule, traits.immutable, traits.new_structs)
+    if source is CPU and not traits.library.lends:
+        readable = readable_by_numpy(capsule, traits.library.immutable, traits.library.new_structs)
         tensor = None if readable is None else _by_numpy(capsule, readable, type(x))
         if tensor is not None:
             return tensor
@@ -249,8 +239,8 @@ def _import_by_method(
     return adopt(
         managed,
         origin_of(x),
-        immutable=traits.immutable and managed.legacy,
-        beside=x if traits.lends else None,
+        immutable=traits.library.immutable and managed.legacy,
+        beside=x if traits.library.lends else None,
         ordered=None if use is None else (source, use),
     )
 
@@ -289,9 +279,7 @@ def _by_numpy(capsule: Any, readable: Readable, cls: type) -> Tensor | None:
     once.capsule = capsule
     try:
         array = np.from_dlpack(once)
-    except (ValueError, RuntimeError) as exc:  # it is still in the capsule
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(ValueError, RuntimeError):  # it is still in the capsule
         restore(readable)
         return None
     if not array.flags.forc or array.nbytes >= MAX_NBYTES:
@@ -306,9 +294,7 @@ def _call(x: Any, streams: dict[str, Any], wanted: dict[str, Any], source: Devic
     """The capsule; a producer that does not know a keyword is asked again without keywords."""
     try:
         return x.__dlpack__(max_version=DLPACK_VERSION, **streams, **wanted)
-    except TypeError as first:
-        if is_from_handler(first.__traceback__):
-            raise
+    except unless_handler(TypeError) as first:
         if wanted.get("copy") is False and "dl_device" in wanted:
             raise ExchangeError(
                 f"{origin_of(x)} on {source} cannot be brought to the CPU without a copy: its "
@@ -316,13 +302,11 @@ def _call(x: Any, streams: dict[str, Any], wanted: dict[str, Any], source: Devic
             ) from first
         try:
             return x.__dlpack__(**streams)
-        except TypeError as second:
-            if is_from_handler(second.__traceback__):
-                raise
+        except unless_handler(TypeError) as second:
             raise second from first
-    except (BufferError, ValueError) as exc:
+    except unless_handler(BufferError, ValueError):
         # If the producer does not copy to the CPU, we do.
-        if "dl_device" not in wanted or "copy" in wanted or is_from_handler(exc.__traceback__):
+        if "dl_device" not in wanted or "copy" in wanted:
             raise
         stream, _ = consumer_stream(source)
         again = {} if stream is None else {"stream": stream}
@@ -344,7 +328,7 @@ def device_of_producer(x: Any) -> Device:
         if isinstance(kind, int):
             # paddle 3.3 says (kDLCPU, None), which numpy takes, too
             if kind == _CPU_TYPE and (pair[1] is None or (isinstance(index, int) and index >= 0)):
-                return _CPU
+                return CPU
             if isinstance(index, int):
                 return Device.of(int(kind), int(index))
     kind_of_error = ValueError if isinstance(pair, tuple) and len(pair) != 2 else TypeError
@@ -397,7 +381,7 @@ def produce(
         exported, flags = _copied_or_not(tensor, copy)
         order_consumer(exported, stream)  # after the copy, which is work on our stream too
         return capsule_of(exported, version, flags)
-    if target == _CPU.dlpack:
+    if target == CPU.dlpack:
         return _export_to_host(tensor, version, stream, copy)
     raise ExchangeError(
         f"a tensor on {tensor.device} cannot be exported to the device {target}: the standard "

@@ -11,27 +11,14 @@ from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import ArrayTensor, MethodProperty
-from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.core.tensor.tensor import ExchangeTable, Tensor
 
 from .dlpack import as_tensor, no_tensor, produce
-from .own_table import table_of_exporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
-
-
-class _Table:
-    """The capsule of a class's exchange table, which takes its place at the first use."""
-
-    def __get__(self, _instance: object, cls: type) -> Any:
-        if cls is Exporter:
-            raise AttributeError("Exporter is no array; a class that inherits it has the table")
-        capsule = table_of_exporter(cls)
-        for name in NAMES:
-            setattr(cls, name, capsule)
-        return capsule
 
 
 class _Unassigned:
@@ -106,7 +93,7 @@ class Exporter:
         super().__init_subclass__(**others)
         # Of its own: that of a base class makes objects of the base class.
         for name in NAMES:
-            setattr(cls, name, _Table())
+            setattr(cls, name, ExchangeTable())
         if isinstance(vars(cls).get("__from_tensor__"), FunctionType):
             raise TypeError(
                 f"{cls.__qualname__}.__from_tensor__ must be a class method: it makes an instance; "
@@ -160,8 +147,8 @@ class Exporter:
         """Arrow's PyCapsule interface, a method; AttributeError for what Arrow cannot hold."""
         return as_tensor(self).__arrow_c_array__
 
-    __dlpack_c_exchange_api__: _Table = _Table()
-    __c_dlpack_exchange_api__: _Table = _Table()
+    __dlpack_c_exchange_api__: ExchangeTable
+    __c_dlpack_exchange_api__: ExchangeTable
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dlbridge.core.plugins.streams import chosen_stream
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import are_whole_steps
 from dlbridge.errors import Error, ExchangeError
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from dlbridge.core.libraries.library import Library
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.typing import DeviceLike
-
-_CPU = Device.of(1, 0)
 
 
 def is_of_backend(cls: type) -> bool:
@@ -119,7 +117,7 @@ def to_native(tensor: Tensor) -> object:
     """See `Tensor.to_native`."""
     operand = operand_of(tensor)
     device = operand.device
-    if device is _CPU:
+    if device is CPU:
         return tensor.numpy()
     plugin = plugin_of(device)
     if plugin.to_native is None:

@@ -25,7 +25,7 @@ from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
 from dlbridge.core.implementation_details.callbacks import c_callback
 from dlbridge.core.implementation_details.ends import at_exit, fork_lock
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import is_from_handler, unless_handler
 from dlbridge.core.implementation_details.python_api import (
     decrement_references,
     immortal,
@@ -38,6 +38,7 @@ from dlbridge.core.plugins.streams import current_stream
 from dlbridge.core.tensor.exchange import adopt, order_consumer_on_current_stream, own_export_of
 from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
+from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.dtypes import check
 from dlbridge.errors import ExchangeError
@@ -47,13 +48,12 @@ from .dlpack import as_tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.dtypes import DType
 
 _MANAGED = ffi.typeof("DLManagedTensorVersioned *")
 
 
-class Shared:
+class StructPool:
     """The structs that consumers of a tensor get from the table, used again and again.
 
     This is allowed, because consumers only read them; to make one for each call
@@ -130,39 +130,32 @@ def _at_exit() -> None:
 _sharing = fork_lock()  # a collection inside may run a finalizer that exports
 
 
-def _shared(tensor: Tensor) -> Shared:
+def _pool_of(tensor: Tensor) -> StructPool:
     """The structs of *tensor*, made once: another thread may be exporting it too."""
-    known: Shared | None = getattr(tensor, "_shared", None)
+    known: StructPool | None = getattr(tensor, "_shared", None)
     if known is not None:
         return known
     with _sharing:
         known = getattr(tensor, "_shared", None)
         if known is None:
-            known = tensor._shared = Shared(tensor)
+            known = tensor._shared = StructPool(tensor)
         return known
 
 
 def export_tensor(tensor: Tensor) -> int:
     """The address of a ``DLManagedTensorVersioned`` of *tensor* that the caller owns."""
-    shared, lender = _to_lend(tensor)
-    return shared.lend(lender)[0]
+    loans: list[tuple[int, Any]] = []
+    _lend_to(loans, tensor)
+    return loans[0][0]
 
 
-def _to_lend(tensor: Tensor) -> tuple[Shared, Tensor]:
-    """The structs that a consumer of *tensor* may get, and the tensor that they describe."""
-    if not has_negative_strides(tensor):
-        return _shared(tensor), tensor
-    # A copy of what the elements are now, for this consumer alone.
-    copy = copy_of(tensor)
-    copy._shared = Shared(copy, FLAG_IS_COPIED)
-    return copy._shared, copy
-
-
-def _lend_to(given: list[tuple[int, Any]], tensor: Tensor) -> None:
+def _lend_to(loans: list[tuple[int, Any]], tensor: Tensor) -> None:
     """Append the address of a struct of *tensor*, and its loan: `_take_back` looks there."""
-    shared, lender = _to_lend(tensor)
+    if has_negative_strides(tensor):  # a copy of what the elements are now, for this consumer alone
+        tensor = copy_of(tensor)
+        tensor._shared = StructPool(tensor, FLAG_IS_COPIED)
     # In C, so that the exception of a signal handler comes before both or after both.
-    given.extend(map(shared.lend, [lender]))
+    loans.extend(map(_pool_of(tensor).lend, [tensor]))
 
 
 _new_handle, _claim = ffi.new_handle, _lent.setdefault
@@ -170,7 +163,7 @@ _new_handle, _claim = ffi.new_handle, _lent.setdefault
 
 def _take_back(variables: dict[str, Any]) -> None:
     """End the loan of a call that was interrupted between claiming a struct and returning it."""
-    claimed = [(variables.get("address", 0), variables.get("loan")), *variables.get("given", ())]
+    claimed = [(variables.get("address", 0), variables.get("loan")), *variables.get("loans", ())]
     for address, loan in claimed:
         if loan is not None and _lent.get(address) is loan:
             del _lent[address]
@@ -187,27 +180,29 @@ def _managed_tensor_from_py_object(identity: int, out: Any) -> int:
                 if _claim(address, loan) is loan:
                     out[0] = struct
                     return 0
-    except AttributeError as exc:  # the first export
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(AttributeError):  # the first export
+        pass
     return _export(_itself, tensor, out)
 
 
 def _export(convert: Callable[[Any], Tensor], x: object, out: Any) -> int:
     """Write a struct of the Tensor of *x* to *out*; or return a status with the exception."""
-    given: list[tuple[int, Any]] = []
+    loans: list[tuple[int, Any]] = []
     try:
-        _lend_to(given, convert(x))
-    except Exception as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
-        return failed(exc)
-    out[0] = ffi.cast(_MANAGED, given[0][0])
+        _lend_to(loans, convert(x))
+    except unless_handler(Exception) as exc:
+        return failure_status(exc)
+    out[0] = ffi.cast(_MANAGED, loans[0][0])
     return 0
 
 
 def _itself(tensor: Tensor) -> Tensor:
     return tensor
+
+
+@c_callback("int(intptr_t, DLManagedTensorVersioned **)", undo=_take_back)
+def _managed_tensor_from_exporter(identity: int, out: Any) -> int:
+    return _export(as_tensor, object_at(identity), out)
 
 
 def _leave_to_caller(variables: dict[str, Any]) -> None:
@@ -234,7 +229,7 @@ def _taker(make: Callable[[Tensor], object]) -> Any:
                 managed.disown()  # the caller keeps the struct (tvm_ffi deletes it itself)
             if is_from_handler(exc.__traceback__):
                 raise
-            return failed(exc)
+            return failure_status(exc)
         increment_references(made)  # the caller's reference
         out[0] = ffi.cast("void *", id(made))
         return 0
@@ -250,25 +245,25 @@ def _dltensor_from_py_object(identity: int, out: Any) -> int:
     tensor = object_at(identity)
     # Borrowed: valid as long as the tensor, which keeps the struct. With the true
     # strides, negative ones too: who only borrows the memory may write to it.
-    shared = _borrowed_backwards(tensor) if has_negative_strides(tensor) else _shared(tensor)
+    shared = _borrowed_backwards(tensor) if has_negative_strides(tensor) else _pool_of(tensor)
     if shared.is_padded:
         why = f"padded {tensor.dtype} elements cannot be borrowed: a DLTensor has no flags"
-        return failed(ExchangeError(why))
+        return failure_status(ExchangeError(why))
     if shared.queued_on is not None:
         order_consumer_on_current_stream(shared.queued_on)
     out[0] = shared.template.dl_tensor
     return 0
 
 
-def _borrowed_backwards(tensor: Tensor) -> Shared:
+def _borrowed_backwards(tensor: Tensor) -> StructPool:
     """The structs of a tensor with negative strides, for consumers that only borrow it."""
     with _sharing:
         if tensor not in _borrowed:
-            _borrowed[tensor] = Shared(tensor)
+            _borrowed[tensor] = StructPool(tensor)
         return _borrowed[tensor]
 
 
-_borrowed: weakref.WeakKeyDictionary[Tensor, Shared] = weakref.WeakKeyDictionary()
+_borrowed: weakref.WeakKeyDictionary[Tensor, StructPool] = weakref.WeakKeyDictionary()
 
 
 @c_callback(
@@ -281,12 +276,10 @@ def _managed_tensor_allocator(prototype: Any, out: Any, context: Any, set_error:
     try:
         out[0] = ffi.NULL
         shape, dtype, device = _prototype(prototype)
-        given: list[tuple[int, Any]] = []
-        _lend_to(given, allocate(device, dtype, shape))
-        out[0] = ffi.cast(_MANAGED, given[0][0])
-    except Exception as exc:  # reported through set_error
-        if is_from_handler(exc.__traceback__):
-            raise
+        loans: list[tuple[int, Any]] = []
+        _lend_to(loans, allocate(device, dtype, shape))
+        out[0] = ffi.cast(_MANAGED, loans[0][0])
+    except unless_handler(Exception) as exc:  # reported through set_error
         if set_error:
             kind, message = type(exc).__mro__, str(exc)
             name = next(cls.__name__ for cls in kind if cls.__module__ == "builtins")
@@ -311,30 +304,33 @@ def _current_work_stream(device_type: int, device_id: int, out: Any) -> int:
         if device_type != 1:
             stream = current_stream(Device.of(device_type, device_id))
         out[0] = ffi.cast("void *", stream)
-    except Exception as exc:  # no backend, no stream
-        if is_from_handler(exc.__traceback__):
-            raise
-        return failed(exc)
+    except unless_handler(Exception) as exc:  # no backend, no stream
+        return failure_status(exc)
     return 0
 
 
-_table: Any = immortal(ffi.new("DLPackExchangeAPI *"))
 _name: Any = immortal(ffi.new("char[]", CAPSULE_NAME))
 
 
 @cache
-def table_capsule() -> Any:
-    """The capsule of the table, filled once per process: consumers keep its address."""
-    return _filled(
-        _table,
-        _managed_tensor_from_py_object,
-        _managed_tensor_to_py_object,
-        _dltensor_from_py_object,
-    )
+def table_capsule(cls: type) -> Any:
+    """The capsule of the table of *cls*, filled once: consumers keep its address.
+
+    Of a class that is no `Tensor` it calls ``__as_tensor__`` and ``__from_tensor__``, and nobody
+    can borrow the struct: how long the Tensor lives, only the class knows.
+    """
+    if issubclass(cls, Tensor):
+        return _filled(
+            _managed_tensor_from_py_object, _managed_tensor_to_py_object, _dltensor_from_py_object
+        )
+    make = getattr(cls, "__from_tensor__", None)
+    take = _managed_tensor_to_py_object if make is None else _taker(make)
+    return _filled(_managed_tensor_from_exporter, take, ffi.NULL)
 
 
-def _filled(table: Any, export: Any, take: Any, borrow: Any) -> Any:
-    """The capsule of *table*, with these functions and those that all tables share."""
+def _filled(export: Any, take: Any, borrow: Any) -> Any:
+    """The capsule of a table with these functions, and those that all tables share."""
+    table: Any = immortal(ffi.new("DLPackExchangeAPI *"))
     table.header.version.major, table.header.version.minor = DLPACK_VERSION
     for field, function in (
         ("managed_tensor_allocator", _managed_tensor_allocator),
@@ -355,7 +351,7 @@ def _filled(table: Any, export: Any, take: Any, borrow: Any) -> Any:
 # The status of a callback that has failed -----------------------------------------
 
 
-class _Pending(float):
+class _PendingError(float):
     """An *error* that ``PyObject_Size`` raises, once; until then it has an extra reference."""
 
     error: BaseException
@@ -365,13 +361,13 @@ class _Pending(float):
         raise self.error
 
 
-class _Failed(int):
+class _FailureStatus(int):
     """The status of C."""
 
     capsule: object
 
 
-def failed(error: BaseException) -> int:
+def failure_status(error: BaseException) -> int:
     """The status to return from a callback that has failed: C finds *error* pending.
 
     cffi and ctypes clear the exception of a callback, and a Python function cannot return with
@@ -382,9 +378,9 @@ def failed(error: BaseException) -> int:
     exception, is called by C.
     """
     value, destructor = _functions()
-    pending = _Pending(value)
+    pending = _PendingError(value)
     pending.error = error
-    status = _Failed(-1)
+    status = _FailureStatus(-1)
     increment_references(pending)
     status.capsule = new_capsule(id(pending), CURRENT, destructor)
     return status
@@ -398,22 +394,3 @@ def _functions() -> tuple[float, int]:
     size = ctypes.cast(ctypes.pythonapi.PyObject_Size, ctypes.c_void_p).value
     (value,) = struct.unpack("=d", struct.pack("=Q", size))
     return value, get_destructor(np.zeros(1).__dlpack__(max_version=DLPACK_VERSION))
-
-
-# Tables of classes whose objects are a Tensor -------------------------------------
-
-
-def table_of_exporter(cls: type) -> Any:
-    """The capsule of a new table for *cls*, by its ``__as_tensor__`` and ``__from_tensor__``.
-
-    Nobody can borrow the struct: how long the Tensor lives, only the class knows.
-    """
-    make = getattr(cls, "__from_tensor__", None)
-    take = _managed_tensor_to_py_object if make is None else _taker(make)
-    table = immortal(ffi.new("DLPackExchangeAPI *"))
-    return _filled(table, _managed_tensor_from_exporter, take, ffi.NULL)
-
-
-@c_callback("int(intptr_t, DLManagedTensorVersioned **)", undo=_take_back)
-def _managed_tensor_from_exporter(identity: int, out: Any) -> int:
-    return _export(as_tensor, object_at(identity), out)

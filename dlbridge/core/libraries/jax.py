@@ -6,7 +6,7 @@ import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.dlpack import import_from_host, import_producer
 from dlbridge.core.tensor.array_tensor import wrap_array, wrap_plain, writable
 from dlbridge.core.tensor.carriers import NATIVE_DTYPES, native_dtypes
@@ -80,9 +80,7 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
             return import_from_host(x)
         try:
             view = memoryview(x)
-        except (BufferError, RuntimeError, ValueError) as exc:
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(BufferError, RuntimeError, ValueError):
             return import_producer(x, None, None, None)
         array = asarray(view)
         if not array.size:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.native import check_whole_elements
 from dlbridge.core.moves.transfer import move, part_of_a_step
 from dlbridge.core.plugins.registry import LOADED, backends
 from dlbridge.core.tensor.array_tensor import ArrayTensor
 from dlbridge.core.tensor.metadata import describe, has_negative_strides, numpy_type
 from dlbridge.core.tensor.operand import operand_of, require_compact
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import is_compact
 from dlbridge.core.values.suggestions import with_article
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from .library import Library
 
-_CPU = Device.of(1, 0)
-
 
 def as_library(tensor: Tensor, like: object, copy: bool | None) -> Any:
     """*tensor* as an array of the library *like*, over the same memory where that is safe.
@@ -47,18 +45,6 @@ def as_library(tensor: Tensor, like: object, copy: bool | None) -> Any:
     """
     conversion = Conversion(like, tensor.device)
     return conversion.run(tensor, conversion.decide(tensor, copy)[0], move)
-
-
-def library_step(
-    tensor: Tensor,
-    like: object,
-    copy: bool | None,
-    *,
-    device: Device | None = None,
-    fresh: bool = False,
-) -> tuple[bool, str]:
-    """Whether `as_library` with the same arguments would copy *tensor*, and the reason."""
-    return Conversion(like, device or tensor.device).decide(tensor, copy, fresh)
 
 
 class Conversion:
@@ -104,7 +90,7 @@ class Conversion:
                 "like='numpy' gives them as an array of ml_dtypes"
             )
         relabelled = device.is_host and device.type not in library.host_types
-        if not _can_be_on(library, _CPU if relabelled else device):
+        if not _can_be_on(library, CPU if relabelled else device):
             raise ExchangeError(f"{name} has no arrays on {device}; {_way_to(library)}")
         if self.convert is native_object:
             check_whole_elements(tensor)
@@ -133,7 +119,7 @@ class Conversion:
         """*tensor*, which is on the device, as an array; *needs_copy* is what `decide` said."""
         library, source = self.library, tensor
         if tensor.device.is_host and tensor.device.type not in library.host_types:
-            source = move(source, _CPU, None)
+            source = move(source, CPU, None)
         if needs_copy and not library.copies:
             source = move(source, source.device, True)
         try:
@@ -144,9 +130,7 @@ class Conversion:
             result = self.convert(source)
         except (Error, MemoryError):
             raise
-        except Exception as exc:
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(Exception) as exc:
             raise ExchangeError(
                 f"{library.name} refuses {describe(tensor)}: {exc}; {_way_out(library, tensor)}"
             ) from exc
@@ -202,8 +186,8 @@ def _can_be_on(library: Library, device: Device) -> bool:
 
 def _way_to(library: Library) -> str:
     """How to bring a tensor to a device that the library can have arrays on."""
-    types = library.device_types or {_CPU.type}
-    name = "cpu" if _CPU.type in types else str(Device.of(min(types), 0))
+    types = library.device_types or {CPU.type}
+    name = "cpu" if CPU.type in types else str(Device.of(min(types), 0))
     if name.partition(":")[0] in backends():
         return (
             f"dlbridge.to_device(t, {name!r}, like={library.name!r}) moves the tensor to its memory"
@@ -247,7 +231,7 @@ def _is_permuted_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bo
 
 
 def _way_out(library: Library, tensor: Tensor) -> str:
-    if not tensor.device.is_host and _can_be_on(library, _CPU):
+    if not tensor.device.is_host and _can_be_on(library, CPU):
         return f"dlbridge.to_device(t, 'cpu', like={library.name!r}) brings it to the CPU first"
     if tensor.dtype.is_subbyte:
         return "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) gives the raw codes"

@@ -199,9 +199,10 @@ def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
             ) from exc
         if isinstance(exc, TypeError):
             raise
+        hint = did_you_mean(name.partition(".")[0], KNOWN)
         raise ModuleNotFoundError(
-            f"like={name!r}: there is no module {name!r} here{did_you_mean(name, KNOWN)}; install "
-            f"it, or name a library that is installed ({', '.join(_installed())})",
+            f"like={name!r}: there is no module {name!r} here{hint}; install it, or name a library "
+            f"that is installed ({', '.join(_installed())})",
             name=exc.name,
         ) from exc
 

@@ -6,7 +6,7 @@ import sys
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.dlpack import import_producer
 from dlbridge.core.tensor.array_tensor import (
     label_array,
@@ -130,9 +130,8 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
                 carrier, label = labels[dtype]
                 array = to_numpy(view(x, carrier))
                 return label_plain(array, label) if array.size else label_array(array, label, 0)
-        except (RuntimeError, TypeError, ValueError) as exc:  # ValueError: extents that overflow
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(RuntimeError, TypeError, ValueError):
+            pass  # ValueError: extents that overflow
         return import_producer(x, None, None, None)
 
     return from_torch
@@ -163,9 +162,7 @@ def _of_numpy() -> Callable[[Any], Any]:
             return None  # torch would write
         try:
             return from_numpy(x)
-        except (TypeError, ValueError) as exc:  # a type or strides that torch does not have
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(TypeError, ValueError):  # a type or strides that torch does not have
             return None
 
     return convert
@@ -178,9 +175,7 @@ def _as_numpy() -> Callable[[Any], Any]:
     def convert(x: Any) -> Any:
         try:
             return to_numpy(x) if x.dtype in known else None
-        except (RuntimeError, TypeError) as exc:  # a gradient, a lazy sign, another device
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(RuntimeError, TypeError):  # a gradient, a lazy sign, another device
             return None
 
     return convert

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.capsules import is_plain_host
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.dlpack import import_from_host, import_producer
 from dlbridge.core.tensor.array_tensor import wrap_plain
 from dlbridge.core.tensor.carriers import NATIVE_DTYPES, native_dtypes
@@ -30,9 +30,8 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
             # data is NULL, it allocates.
             if is_plain_host(x.__dlpack__(max_version=DLPACK_VERSION)):
                 array = from_dlpack(x)
-        except (BufferError, RuntimeError, TypeError, ValueError) as exc:
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(BufferError, RuntimeError, TypeError, ValueError):
+            pass
         if array is None:  # inside `except` it would take 1 us more
             return import_from_host(x)
         flags = array.flags

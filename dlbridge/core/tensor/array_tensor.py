@@ -10,7 +10,7 @@ from dlbridge.core.dlpack.exports import export_array
 from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.implementation_details.python_api import address_of
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.dtypes import DType, from_numpy
 from dlbridge.core.values.layout import reach, why_impossible
 from dlbridge.core.values.suggestions import WithAbsentNames
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
-_CPU = Device.of(1, 0)
-
-
 class _Sealed(WithAbsentNames):
     """The class of the classes that are not called: ``type(t)()`` would have no memory."""
 
@@ -59,7 +56,7 @@ class NumpyTensor(Tensor, metaclass=_Sealed):
     if not TYPE_CHECKING:
         __init__ = object.__init__
 
-    device = _CPU  # no property as in Tensor, which would be a call
+    device = CPU  # no property as in Tensor, which would be a call
     _byte_offset = 0
     _flags = 0
     _producer: type
@@ -245,7 +242,7 @@ def label_plain(array: Any, dtype: DType) -> NumpyTensor:
 def _array_memory(array: Array, producer: type | None = None) -> Memory:
     """The memory under *array*, from its first element on."""
     origin = _array_origin(array, producer)
-    return Memory(_CPU, address_of(array), origin, array)
+    return Memory(CPU, address_of(array), origin, array)
 
 
 def _array_origin(array: Array, producer: type | None) -> str:
@@ -283,14 +280,14 @@ def make_tensor(
             f"shape {shape} of {dtype} is more than numpy can describe, also without elements: "
             "give the array smaller extents first, such as x.reshape(0)"
         ) from exc
-    if memory.device is not _CPU:
+    if memory.device is not CPU:
         return _general(array, memory, dtype, byte_offset, flags)
     return build(array, memory, dtype, byte_offset, flags)
 
 
 def build(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags: int) -> Tensor:
     """The Tensor over *memory* with the carrier *array*, its first element at *byte_offset*."""
-    if memory.device is _CPU and not flags and native_dtypes().get(array.dtype) is dtype:
+    if memory.device is CPU and not flags and native_dtypes().get(array.dtype) is dtype:
         return wrap_array(array)
     return _general(array, memory, dtype, byte_offset, flags)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.values.dtypes import DType, fill_numpy_dtypes
@@ -103,20 +104,17 @@ def carrier(
         return carrier(memory, byte_offset, dtype, shape, tame, readonly, parent)
 
 
+@cache
 def carrier_dtype(dtype: DType) -> np.dtype[Any]:
     """The numpy dtype of carriers for *dtype*: one that numpy exports.
 
     For a type without a numpy dtype of its size (packed sub-byte types, three
     lanes) the carrier counts elements, a byte for each.
     """
-    found = _carrier_dtypes.get(dtype)
-    if found is None:
-        own = {ours: theirs for theirs, ours in native_dtypes().items()}
-        import numpy as np
+    import numpy as np
 
-        found = own.get(dtype) or np.dtype(_CARRIERS.get(dtype.bits * dtype.lanes, "uint8"))
-        _carrier_dtypes[dtype] = found
-    return found
+    own = {ours: theirs for theirs, ours in native_dtypes().items()}
+    return own.get(dtype) or np.dtype(_CARRIERS.get(dtype.bits * dtype.lanes, "uint8"))
 
 
 def _maker(dtype: DType) -> tuple[Any, np.dtype[Any], int]:
@@ -137,7 +135,6 @@ def native_dtypes() -> dict[np.dtype[Any], DType]:
 
 
 _CARRIERS = {8: "uint8", 16: "uint16", 32: "uint32", 64: "uint64", 128: "complex128"}
-_carrier_dtypes: dict[DType, np.dtype[Any]] = {}
 _makers: dict[DType, tuple[Any, np.dtype[Any], int]] = {}
 """What `_maker` has found: to ask numpy for it takes as long as to make the carrier."""
 

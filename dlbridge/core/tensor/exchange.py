@@ -13,7 +13,7 @@ from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SU
 from dlbridge.core.plugins.records import plugin_named
 from dlbridge.core.plugins.registry import sharing
 from dlbridge.core.plugins.streams import current_use
-from dlbridge.core.values.devices import Device, DLDeviceType
+from dlbridge.core.values.devices import CPU, Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
 from dlbridge.protocol import CONTEXT_DEVICES
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from dlbridge.core.plugins.streams import StreamUse
 
 
-_CPU = Device.of(1, 0)
-_CPU_TYPE = int(_CPU.type)  # comparing with a member of the enumeration takes 10 times as long
+_CPU_TYPE = int(CPU.type)  # comparing with a member of the enumeration takes 10 times as long
 
 
 def adopt(
@@ -55,7 +54,7 @@ def adopt(
     fields = managed.fields
     kind, index, data = fields.device_type, fields.device_id, fields.data
     if kind == _CPU_TYPE:
-        device = _CPU
+        device = CPU
     else:
         device = Device.of(kind, index, name)
         asked = not device.is_address or kind in CONTEXT_DEVICES
@@ -91,37 +90,32 @@ def bind(device: Device, data: int, origin: str, name: str | None) -> tuple[Devi
     can be asked, the handle stays as it is.
     """
     kind = int(device.type)  # comparing with a member of the enumeration runs Python
-    taken: list[tuple[Device, int]] = []
-    refusals: list[tuple[str, ExchangeError]] = []
-    broken: list[Error] = []
+    owners: list[tuple[Device, int]] = []
+    errors: dict[str, Error] = {}
     for each in sharing(kind) if name is None else _called(name):
         import_data = plugin_named(each).import_data
         if import_data is not None:
             try:
                 index, own = import_data(device.index, data, origin.rpartition(".")[0])
-            except ExchangeError as exc:
-                refusals.append((each, exc))
+                owners.append((Device.of(kind, index, each), own))
             except Error as exc:
-                broken.append(exc)
-            else:
-                taken.append((Device.of(kind, index, each), own))
-    if len(taken) > 1:
-        names = " and ".join(found.name for found, _ in taken)
+                errors[each] = exc
+    if len(owners) > 1:
+        names = " and ".join(owner.name for owner, _ in owners)
         raise ExchangeError(
             f"the handle {data:#x} from {origin} is taken for their own by two backends, {names}: "
             "their handles cannot be told apart. DLBRIDGE_BACKENDS can leave one of them out"
         )
-    if taken:
-        return taken[0]
-    if broken:  # nobody else knows the handle
-        raise broken[0]
-    if len(refusals) == 1:
-        raise refusals[0][1]
-    if refusals:
-        said = "; ".join(f"{each}: {exc}" for each, exc in refusals)
+    if owners:
+        return owners[0]
+    for error in errors.values():  # a broken backend first: nobody else knows the handle
+        if not isinstance(error, ExchangeError) or len(errors) == 1:
+            raise error
+    if errors:
+        said = "; ".join(f"{each}: {error}" for each, error in errors.items())
         raise ExchangeError(
             f"no backend recognises the handle {data:#x} from {origin}: {said}"
-        ) from refusals[-1][1]
+        ) from error
     return device, data
 
 

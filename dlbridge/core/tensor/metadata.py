@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import NUMPY_OWN
 from dlbridge.core.values.suggestions import TENSOR_NAMES, Absent, WithAbsentNames
 from dlbridge.errors import ExchangeError
@@ -308,14 +308,13 @@ def describe(tensor: TensorMetadata) -> str:
     )
 
 
-_CPU = Device.of(1, 0)
 _LINE = 60
 """Characters of elements that a repr shows at most."""
 
 
 def _is_allocated_here(tensor: TensorMetadata) -> bool:
     """Whether it is CPU memory that numpy or dlbridge has allocated: reading that is safe."""
-    if tensor.device is not _CPU:
+    if tensor.device is not CPU:
         return False
     array: Any = tensor._array
     if not array.size:

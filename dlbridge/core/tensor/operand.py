@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.public import public
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.layout import reach
 from dlbridge.errors import ExchangeError
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
 
     from .memory import Memory
-
-
-_CPU = Device.of(1, 0)
 
 
 @public
@@ -202,7 +199,7 @@ def operand_of(tensor: Tensor) -> Operand:
     dtype = operand.dtype = NATIVE_DTYPES[array.dtype] if is_native else tensor._dtype
     operand.flags = tensor._flags
     if is_native or (type(tensor) is not Tensor and isinstance(tensor, NumpyTensor)):
-        operand.device = _CPU
+        operand.device = CPU
         operand.data = address_of(array)
         operand.byte_offset = 0
         operand.memory = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.dtypes import DLDataTypeCode
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .operand import Operand
     from .tensor import Tensor
 
-_CPU = Device.of(1, 0)
-
 
 def view_resized(tensor: Tensor, new: DType) -> Tensor:
     """The memory of *tensor* as elements of *new*, whose size is another one.
@@ -34,7 +32,7 @@ def view_resized(tensor: Tensor, new: DType) -> Tensor:
     new_bits = new.bits * new.lanes
     shape = _shape(old, new, bits, new_bits)
     strides = _strides(old, new, bits, new_bits)
-    memory = old.memory or Memory(_CPU, old.data, tensor.origin, old.carrier)
+    memory = old.memory or Memory(CPU, old.data, tensor.origin, old.carrier)
     if old.size:
         _check_alignment(old, new)
     array = carrier(memory, old.byte_offset, new, shape, strides, old.readonly, old.carrier)

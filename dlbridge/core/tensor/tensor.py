@@ -85,19 +85,21 @@ def refuse_call(cls: type) -> NoReturn:
     )
 
 
-class _ExchangeTable:
-    """The capsule of our exchange table, as an attribute of `Tensor` (dlpack.h 1.3).
+class ExchangeTable:
+    """The capsule of a class's exchange table (dlpack.h 1.3).
 
     The first use puts the capsule in its place: consumers look it up for each
     call, and this function would cost them 2 us.
     """
 
-    def __get__(self, _tensor: Tensor | None, _cls: type[Tensor]) -> Any:
+    def __get__(self, _instance: object, cls: type) -> Any:
         from dlbridge.core.interfaces.own_table import table_capsule
 
+        owner: type = Tensor if issubclass(cls, Tensor) else cls
+        capsule = table_capsule(owner)
         for name in NAMES:
-            setattr(Tensor, name, table_capsule())
-        return table_capsule()
+            setattr(owner, name, capsule)
+        return capsule
 
 
 @public
@@ -124,8 +126,8 @@ class Tensor(TensorMetadata):
     __slots__ = ()
 
     # Under both names that dlpack.h has given it: `foreign_tables.NAMES`.
-    __dlpack_c_exchange_api__: _ExchangeTable = _ExchangeTable()
-    __c_dlpack_exchange_api__: _ExchangeTable = _ExchangeTable()
+    __dlpack_c_exchange_api__: ExchangeTable = ExchangeTable()
+    __c_dlpack_exchange_api__: ExchangeTable = ExchangeTable()
 
     def __init__(self, *_arguments: object, **_keywords: object) -> None:
         refuse_call(type(self))

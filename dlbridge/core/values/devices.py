@@ -349,6 +349,10 @@ def _type_named(name: str) -> int | None:
     return int(numbered[1]) if numbered else _TYPES.get(name)
 
 
+CPU: Final = Device.of(1, 0)
+"""The one device of host memory."""
+
+
 def split(text: str) -> tuple[str, int | str | None]:
     """Split ``"opencl:1"`` into the backend's name and the selector of the device.
 
@@ -467,7 +471,7 @@ def _from_torch(obj: Any) -> tuple[Device, bool]:
 def _from_jax(obj: Any) -> Device:
     """A ``jax.Device``, by the rules that ``jax.Array.__dlpack_device__`` has."""
     if obj.platform == "cpu":
-        return Device.of(DLDeviceType.kDLCPU)
+        return CPU
     version = obj.client.platform_version if obj.platform == "gpu" else obj.platform
     for name in ("cuda", "rocm"):
         if name in version.lower():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core.public import OpenEnum, Value, public
@@ -64,17 +64,20 @@ class DLDataTypeCode(OpenEnum):
         return f"type_code({value:d})"
 
 
-_WORDS: Final = {
-    "int": DLDataTypeCode.kDLInt,
-    "uint": DLDataTypeCode.kDLUInt,
-    "float": DLDataTypeCode.kDLFloat,
-    "handle": DLDataTypeCode.kDLOpaqueHandle,
-    "bfloat": DLDataTypeCode.kDLBfloat,
-    "complex": DLDataTypeCode.kDLComplex,
-    "bool": DLDataTypeCode.kDLBool,
-    "bcomplex": DLDataTypeCode.kDLBcomplex,
+_FAMILIES: Final[dict[str, tuple[int, set[int]]]] = {
+    "int": (DLDataTypeCode.kDLInt, {*range(1, 9), 16, 32, 64}),
+    "uint": (DLDataTypeCode.kDLUInt, {*range(1, 9), 16, 32, 64}),
+    "float": (DLDataTypeCode.kDLFloat, {16, 32, 64}),
+    "handle": (DLDataTypeCode.kDLOpaqueHandle, {64}),
+    "bfloat": (DLDataTypeCode.kDLBfloat, {16}),
+    "complex": (DLDataTypeCode.kDLComplex, {32, 64, 128}),
+    "bool": (DLDataTypeCode.kDLBool, {8}),
+    "bcomplex": (DLDataTypeCode.kDLBcomplex, set()),
 }
-"""Codes whose names end in the bits: ``int8``, ``complex64``."""
+"""Codes whose names end in the bits, as ``int8`` and ``complex64``, and the bits that an exchange
+accepts (``dlpack.h`` 1.3, DLDataTypeCode and the examples at DLDataType)."""
+
+_WORDS: Final = {word: code for word, (code, _) in _FAMILIES.items()}
 
 _SMALL_FLOATS: Final = {
     code.name[3:].lower(): (code, int(code.name[8])) for code in DLDataTypeCode if 7 <= code <= 17
@@ -88,18 +91,11 @@ _SPECIAL: Final[dict[str, tuple[int, int, int]]] = {
     "float4_e2m1fn_x2": (DLDataTypeCode.kDLFloat4_e2m1fn, 4, 2),  # torch's spelling
 }
 
-_WIDTHS: Final[dict[int, frozenset[int]]] = {
-    DLDataTypeCode.kDLInt: frozenset({1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64}),
-    DLDataTypeCode.kDLUInt: frozenset({1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64}),
-    DLDataTypeCode.kDLFloat: frozenset({16, 32, 64}),
-    DLDataTypeCode.kDLOpaqueHandle: frozenset({64}),
-    DLDataTypeCode.kDLBfloat: frozenset({16}),
-    DLDataTypeCode.kDLComplex: frozenset({32, 64, 128}),
-    DLDataTypeCode.kDLBool: frozenset({8}),
-    **{code: frozenset({bits}) for code, bits in _SMALL_FLOATS.values()},
+_WIDTHS: Final[dict[int, set[int]]] = {
+    **{code: widths for code, widths in _FAMILIES.values() if widths},
+    **{code: {bits} for code, bits in _SMALL_FLOATS.values()},
 }
-"""Bits that an exchange accepts, by code (``dlpack.h`` 1.3, DLDataTypeCode and
-the examples at DLDataType)."""
+"""Bits that an exchange accepts, by code."""
 
 _KNOWN_LATER: Final = {
     int(DLDataTypeCode.kDLBcomplex): " (kDLBcomplex is in DLPack's main branch, not released)"
@@ -290,7 +286,6 @@ for _foreign, _instead in DTYPE_NAMES.items():
     setattr(DType, _foreign, Absent(_foreign, _instead))
 
 _interned: dict[tuple[int, int, int], DType] = {}
-_checked: dict[tuple[int, int, int], DType] = {}
 NUMPY_DTYPES: dict[Any, DType] = {}
 """Cache: numpy's dtypes. `from_numpy` and `fill_numpy_dtypes` add to it."""
 
@@ -325,15 +320,13 @@ def _name(code: int, bits: int, lanes: int) -> str:
     return next(small, f"type_code({code})_{bits}")
 
 
+@cache
 def check(code: int, bits: int, lanes: int = 1) -> DType:
     """The DType of numbers that came from outside, if a tensor of it can be exchanged.
 
     ExchangeError names the rule of ``dlpack.h`` 1.3 that they break: an unknown
     code, bits that the code does not have, or 0 lanes.
     """
-    key = code, bits, lanes
-    if key in _checked:
-        return _checked[key]
     given = f"DLDataType(code={code:d}, bits={bits:d}, lanes={lanes:d})"
     widths = _WIDTHS.get(code)
     if widths is None:
@@ -350,7 +343,7 @@ def check(code: int, bits: int, lanes: int = 1) -> DType:
         )
     if lanes == 0:
         raise ExchangeError(f"{given}: lanes must be at least 1 (dlpack.h 1.3, DLDataType)")
-    return _checked.setdefault((code, bits, lanes), DType.of(code, bits, lanes))
+    return DType.of(code, bits, lanes)
 
 
 @public

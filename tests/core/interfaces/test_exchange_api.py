@@ -126,7 +126,7 @@ def _alarming():
 
 
 @pytest.mark.usefixtures("_alarming")
-@pytest.mark.parametrize("step", ["_prototype", "allocate", "_to_lend", "_lend_to"])
+@pytest.mark.parametrize("step", ["_prototype", "allocate", "_pool_of", "_lend_to"])
 def test_allocator_that_a_signal_handler_interrupts(step, monkeypatch):  # X4
     """The handler's exception was reported to C as a failure of the allocator."""
     library, out, prototype = load(), Out(), Prototype()
@@ -340,7 +340,7 @@ def test_a_failing_export_is_an_error_for_tvm_ffi():  # X5, X9
         def fail(*_):
             raise MemoryError("injected")
 
-        own_table._to_lend = fail
+        own_table._pool_of = fail
         try:
             tvm_ffi.from_dlpack(dlbridge.from_dlpack(numpy.ones(1)))
         except MemoryError as error:

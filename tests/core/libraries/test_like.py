@@ -13,7 +13,7 @@ from scripts import run_script
 
 import dlbridge
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.libraries.like import as_library, library_step
+from dlbridge.core.libraries.like import Conversion, as_library
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device
@@ -71,6 +71,11 @@ def fewer_peers(request):
     like = request.node.callspec.params.get("like") if hasattr(request.node, "callspec") else None
     if like in FOREIGN:
         peer(like)
+
+
+def library_step(tensor, like, copy, device=None, fresh=False):
+    """Whether `as_library` would copy *tensor*, and the reason."""
+    return Conversion(like, device or tensor.device).decide(tensor, copy, fresh)
 
 
 # The same memory -----------------------------------------------------------------
