@@ -65,7 +65,6 @@ _WITH_GIL: Final[dict[str, tuple[Any, ...]]] = {
     "TVMFFIObjectDecRef": (ctypes.c_int, _POINTER),
     "TVMFFIErrorMoveFromRaised": (None, _POINTER),
     "TVMFFIFunctionGetGlobal": (ctypes.c_int, _POINTER, _POINTER),
-    "TVMFFIFunctionSetGlobal": (ctypes.c_int, _POINTER, _POINTER, ctypes.c_int),
     "TVMFFIFunctionSetGlobalFromMethodInfo": (ctypes.c_int, _POINTER, ctypes.c_int),
     "TVMFFIFunctionCall": (ctypes.c_int, _POINTER, _POINTER, ctypes.c_int, _POINTER),
     "TVMFFITypeKeyToIndex": (ctypes.c_int, _POINTER, _POINTER),
