@@ -5,13 +5,16 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # in C, without a stub
 import ctypes
 import signal
+import sys
 import threading
 from functools import partial
 from opcode import opmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
+
+Failure = TypeVar("Failure", bound=BaseException)
 
 
 def is_from_handler(traceback: TracebackType | None) -> bool:
@@ -26,6 +29,16 @@ def is_from_handler(traceback: TracebackType | None) -> bool:
     if deeper is None:
         return False  # it was raised by the frame that caught it, or by C: the frequent case
     return _has_handler(_frames(deeper))
+
+
+def unless_handler(*kinds: type[Failure]) -> tuple[type[Failure], ...]:
+    """*kinds*, for an ``except`` clause, which so lets the exception of a signal handler pass.
+
+    Python evaluates the clause when an exception has come. The first frame of its traceback is
+    then that of the function with the clause.
+    """
+    exc = sys.exception()
+    return () if exc is None or is_from_handler(exc.__traceback__) else kinds
 
 
 def handlers_cause(exc: BaseException) -> BaseException | None:
