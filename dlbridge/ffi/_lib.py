@@ -27,8 +27,8 @@ from dlbridge.core._cdefs import ffi
 from dlbridge.core.implementation_details.finalizers import wait_for
 from dlbridge.core.implementation_details.handlers import (
     handlers_exception,
-    is_from_handler,
     raise_when_dropped,
+    unless_handler,
 )
 from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.errors import LibraryUnavailable
@@ -65,7 +65,6 @@ _WITH_GIL: Final[dict[str, tuple[Any, ...]]] = {
     "TVMFFIObjectDecRef": (ctypes.c_int, _POINTER),
     "TVMFFIErrorMoveFromRaised": (None, _POINTER),
     "TVMFFIFunctionGetGlobal": (ctypes.c_int, _POINTER, _POINTER),
-    "TVMFFIFunctionSetGlobal": (ctypes.c_int, _POINTER, _POINTER, ctypes.c_int),
     "TVMFFIFunctionSetGlobalFromMethodInfo": (ctypes.c_int, _POINTER, ctypes.c_int),
     "TVMFFIFunctionCall": (ctypes.c_int, _POINTER, _POINTER, ctypes.c_int, _POINTER),
     "TVMFFITypeKeyToIndex": (ctypes.c_int, _POINTER, _POINTER),
@@ -174,9 +173,7 @@ def _candidates() -> Iterator[tuple[str, str]]:
     try:
         # Finds the package without importing it.
         spec = importlib.util.find_spec("tvm_ffi")
-    except ValueError as exc:  # tvm_ffi in sys.modules is not a package
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(ValueError):  # tvm_ffi in sys.modules is not a package
         spec = None
     for folder in (spec and spec.submodule_search_locations) or ():
         # Not pathlib: its import takes as long as the rest of this module.

@@ -24,7 +24,7 @@ from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]  # priva
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import python_api
 from dlbridge.core.public import public_in
 from dlbridge.core.values.devices import Device
@@ -456,15 +456,11 @@ def _real(value: Any, what: str) -> tuple[int, int]:
     try:
         # Not float(), which reads text; nor the struct alone, which hides the error of __float__.
         number = math.ldexp(value, 0)
-    except OverflowError as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(OverflowError) as exc:
         raise OverflowError(
             f"{what} is too large for a 64-bit float ({exc}); pass an int, or the number as text"
         ) from exc
-    except TypeError as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(TypeError) as exc:
         raise TypeError(f"{what} is no real number ({exc}); give a float") from exc
     return _FLOAT, _to_word(_from_double(number))[0]
 
@@ -515,9 +511,7 @@ def _method_pointer(found: Any, cls: type, name: str) -> tuple[int, int]:
     rule = "a pointer is an int of 64 bits, or a ctypes.c_void_p; give one of these"
     try:
         word = operator.index(getattr(found, "value", found) or 0)
-    except TypeError as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(TypeError) as exc:
         raise TypeError(
             f"{cls.__name__}.{name} gave {with_article(type(found).__name__)}: {rule}"
         ) from exc

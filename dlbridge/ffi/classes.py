@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.public import public_in
 from dlbridge.core.values.suggestions import with_article
 
@@ -174,9 +174,7 @@ class Field:
             raise AttributeError(f"field {self.name!r} of {self.owner} is read-only")
         try:
             self._set(self._object(holder), value)
-        except TypeError as exc:
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(TypeError) as exc:
             raise TypeError(f"field {self.name!r} of {self.owner}: {exc}") from exc
 
     def _set(self, handle: Handle, value: Any) -> None:

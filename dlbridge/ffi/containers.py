@@ -26,7 +26,7 @@ from operator import itemgetter
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex, TypeVar, overload
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.tensor.tensor import Tensor
 
 from ._lib import C, address, ffi, py, renewed_lock
@@ -258,19 +258,16 @@ class Container(Object):
             return super().__repr__()
         try:
             bounded(self)
-        except ValueError as exc:  # it contains itself, which the library prints as "..."
-            if is_from_handler(exc.__traceback__):
-                raise
-        except RecursionError as exc:  # the library would take minutes, or overflow the stack
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(ValueError):
+            pass  # it contains itself, which the library prints as "..."
+        except unless_handler(RecursionError):
+            # The library would take minutes, or overflow the stack.
             name = type(self).__name__
             return f"<{name} of size {len(self)}, nested more than {MAX_DEPTH} levels deep>"
         try:
             return ask("ffi.ReprPrint", self)  # type: ignore[no-any-return]
-        except ValueError as exc:  # of a complex tensor, whose dtype the library cannot print
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(ValueError):
+            # Of a complex tensor, whose dtype the library cannot print.
             return repr(self._python(self._content()))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from threading import get_ident
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import is_from_handler, unless_handler
 from dlbridge.core.public import public_in
 
 from ._lib import C, address, ffi, py, renewed_lock
@@ -365,9 +365,8 @@ def _instance(kind: str, message: str) -> BaseException:
     if cls is not None:
         try:
             return cls(message)
-        except Exception as exc:  # a class whose constructor wants something else, or is wrong
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(Exception):
+            pass  # a class whose constructor wants something else, or is wrong
     return RuntimeError(f"{kind}: {message}")
 
 
@@ -425,9 +424,7 @@ def _described(exception: BaseException) -> tuple[str, str]:
         first = getattr(exception, "__tvm_ffi_error__", None)
         kind, message = (first.kind, first.message) if first else (_kind(exception), str(exception))
         ByteArray(kind)
-    except Exception as exc:  # the class's own __str__, or an attribute of that name
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(Exception):  # the class's own __str__, or an attribute of that name
         return _kind(exception), "(an exception whose message cannot be made)"
     try:
         ByteArray(message)

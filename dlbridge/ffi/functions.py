@@ -9,7 +9,7 @@ from collections.abc import Mapping, MutableSequence, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.core.public import public_in
 from dlbridge.core.tensor.array_tensor import expire_lent
@@ -559,9 +559,7 @@ class KeywordFunction(Function):
         signature = self.__signature__
         try:
             bound = signature.bind(*args, **kwargs)
-        except TypeError as exc:
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(TypeError) as exc:
             raise TypeError(f"{exc}; the function takes {signature}") from None
         for given, name in zip(bound.arguments, signature.parameters, strict=False):
             if given != name:
@@ -702,9 +700,7 @@ def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
     function = wrap(handle, C.kTVMFFIFunction, Function)
     try:
         text = ask("ffi.GetGlobalFuncMetadata", name) or ""
-    except RuntimeError as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(RuntimeError):
         text = ""  # another thread has just removed the name; the function is ours
     if '"arg_names"' in text or "DLTensor*" in text:
         return described(function, parse(text), name)
@@ -818,9 +814,7 @@ def _published(function: Any) -> dict[str, Any]:
 
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError) as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(TypeError, ValueError):
         return metadata
     if all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
         metadata["arg_names"] = [parameter.name for parameter in parameters]

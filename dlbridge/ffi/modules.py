@@ -9,7 +9,7 @@ import sys
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.core.public import public_in
 from dlbridge.core.values.suggestions import did_you_mean
@@ -413,9 +413,7 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
         raise _no_file(file)
     try:
         module: Module = ask("ffi.ModuleLoadFromFile", str(file))
-    except RuntimeError as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(RuntimeError) as exc:
         if _is_missing(file, exc):
             raise _no_file(file, "; the system's loader does not find it, either") from exc
         raise RuntimeError(_why_not(file, exc)) from exc

@@ -30,7 +30,7 @@ from dlbridge.core.dlpack.capsules import Received, read_managed
 from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import (
     address_in,
     immortal,
@@ -180,9 +180,7 @@ def _pack_numpy(value: Any, keep: Temporaries) -> tuple[int, int]:
     """By numpy's own struct, without a Tensor of ours."""
     try:
         owner = OwnExport(value, None)
-    except Exception as exc:  # from_dlpack knows more dtypes, older numpys, and why not
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(Exception):  # from_dlpack knows more dtypes, older numpys, and why not
         return _pack_producer(value, keep)
     read_only = ffi.cast(_WORDS, owner.managed_address)[_FLAGS] & _FLAG_READ_ONLY
     if read_only and not keep.reading:
@@ -561,9 +559,7 @@ def _lend_numpy(value: Any, tensors: list[ReadyTensor | None], index: int) -> in
     tensor = tensors[index] or _ready(tensors, index)
     try:
         capsule = value.__dlpack__(max_version=DLPACK_VERSION)
-    except Exception as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(Exception):
         return 0
     managed = address_in(capsule) >> 3
     if memory[managed + _FLAGS_WORD] & FLAG_READ_ONLY:
@@ -587,9 +583,8 @@ def _torch_lender(is_neg: Callable[[Any], bool], fill: Callable[[Any, Any], int]
                 or tensor.octets[_CODE_AT] == _COMPLEX
             ):
                 return tensor.address
-        except Exception as exc:
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(Exception):
+            pass
         argument.value = 0
         return 0
 

@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from producers import c_function
 
 from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as cffi
@@ -53,14 +54,13 @@ def test_callee_that_returns_borrowed_text():
     # 1.3: nothing stops C from returning type 8; it is copied at once.
     text = cffi.new("char[]", b"borrowed text")
 
-    @cffi.callback("int(void *, TVMFFIAny *, int32_t, TVMFFIAny *)")
+    @c_function
     def raw(_self, _arguments, _count, result):
         result.type_index = 8
         result.v_c_str = text
         return 0
 
-    symbol = int(cffi.cast("intptr_t", raw))
-    assert ffi.Function.__from_extern_c__(symbol)() == "borrowed text"
+    assert raw() == "borrowed text"
 
 
 def test_rvalue_reference(testing, echo):  # 1.3 type 10, 2.5

@@ -8,6 +8,7 @@ import traceback
 import weakref
 
 import pytest
+from producers import c_function
 
 from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as cffi
@@ -107,13 +108,12 @@ def test_traceback_keeps_no_locals_alive(testing):
 
 
 def test_failure_without_an_error():  # 1.1 ErrorMoveFromRaised: SIGSEGV in tvm_ffi
-    @cffi.callback("int(void *, TVMFFIAny *, int32_t, TVMFFIAny *)")
+    @c_function
     def silent(_self, _arguments, _count, _result):
         return -1
 
     drain()
-    f = ffi.Function.__from_extern_c__(int(cffi.cast("intptr_t", silent)))
-    for call in (f, f.bind(), lambda: f(*range(10))):
+    for call in (silent, silent.bind(), lambda: silent(*range(10))):
         with pytest.raises(RuntimeError, match="failed without saying why"):
             call()
 

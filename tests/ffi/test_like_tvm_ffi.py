@@ -8,10 +8,10 @@ import pickle
 import numpy as np
 import pytest
 from peers import peer
+from producers import c_function
 
 import dlbridge
 from dlbridge import ffi
-from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
 
 
@@ -20,14 +20,13 @@ def test_long_text_and_bytes_go_as_objects(value):
     """A callee that takes an object refuses a ``const char *``."""
     seen = []
 
-    @cffi.callback("int(void *, TVMFFIAny *, int32_t, TVMFFIAny *)")
+    @c_function
     def look(_self, arguments, _count, _result):
         seen.append(arguments[0].type_index)
         return 0
 
-    f = ffi.Function.__from_extern_c__(int(cffi.cast("intptr_t", look)), keep_alive_object=look)
     for _ in range(3):  # found in a cache, later
-        f(value)
+        look(value)
     kind = C.kTVMFFIStr if isinstance(value, str) else C.kTVMFFIBytes
     assert seen == [kind] * 3
 

@@ -7,7 +7,7 @@ import inspect
 import sys
 
 import pytest
-from producers import DEVICES, STREAMS, PlainTensor, StreamTensor, TableTensor, streams
+from producers import DEVICES, STREAMS, DeviceTensor, StreamTensor, TableTensor, streams
 
 import dlbridge
 from dlbridge import ffi
@@ -45,7 +45,7 @@ SEEN = {
         lambda: [TableTensor((2, 1)), StreamTensor((2, 0))],
         {(2, 0): 0xBEEF, (2, 1): 0x5678},
     ),
-    "that nobody knows": (lambda: [PlainTensor((2, 1))], {}),
+    "that nobody knows": (lambda: [DeviceTensor((2, 1))], {}),
 }
 
 
@@ -58,7 +58,7 @@ def test_streams_of_arguments(look, name):
 
 def test_plain_producer_beside_a_raw_stream(look):
     with ffi.use_raw_stream("cuda:1", 0x42):
-        assert look(PlainTensor((2, 1))) == {(2, 1): 0x42}
+        assert look(DeviceTensor((2, 1))) == {(2, 1): 0x42}
 
 
 def test_frameworks_stream_goes_before_the_raw_one(look):

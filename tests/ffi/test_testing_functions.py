@@ -292,7 +292,7 @@ MADE = {
 
 # What no value in Python stands for, each with the reason.
 NOT_MADE = {
-    "void*": "tested in test_values.py: equal pointers are not one object",
+    "void*": "test_any.py: equal pointers are not one object",
     "DLTensor*": "borrowed: above, schema_id_dltensor",
     "const char*": "only an argument: test_callbacks.py",
     "TVMFFIByteArray*": "only an argument: test_callbacks.py",
