@@ -346,7 +346,7 @@ def _check_dtype(kind: DType, name: str, bits: int, is_float: bool) -> None:
     """
     lane = kind.bits >> (kind.code == _COMPLEX)
     is_real = kind.code in (_FLOAT, _COMPLEX) and lane > 16
-    if lane == bits and is_real == is_float if is_float or not kind.is_subbyte else not is_float:
+    if (lane == bits and is_real == is_float) or (kind.is_subbyte and not is_float):
         return
     raise ValueError(
         f"data points to {name}, which is not {kind}; pass the dtype of that, or a pointer that "
