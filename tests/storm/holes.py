@@ -47,8 +47,8 @@ HOLES = {
         "dlbridge.core.interfaces.own_table",
         (
             (
-                "    with _sharing:\n        if not hasattr(tensor",
-                "    if True:\n        if not hasattr(tensor",
+                "    with _sharing:\n        known = getattr(tensor",
+                "    if True:\n        known = getattr(tensor",
             ),
         ),
         ("--only=first_exports_together,collections", "--devices=cpu", "--threads=5"),
