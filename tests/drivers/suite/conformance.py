@@ -37,8 +37,8 @@ class Slow(BackendTests):
 
 
 @pytest.mark.parametrize("pace", PACES[:1], indirect=True)
-class HostMemory(Slow):
-    """Copies with the host are the host's own: how the driver copies pageable memory is no matter."""
+class OnePace(Slow):
+    """Memory whose copies with the host are the host's own, or those of device memory."""
 
 
 class SecondDevice(Slow):
