@@ -165,43 +165,6 @@ def what_vulkan_says_of_export():
 
 
 @step
-def import_by_memory_type():
-    """Which of Vulkan's memory types CUDA takes: 2 MiB of each that a buffer may be in."""
-    from dlbridge_cuda.external import DeviceMemory
-    from dlbridge_cuda.gpu import events, gpu
-    from dlbridge_vulkan.blocks import Block
-    from dlbridge_vulkan.errors import check
-    from dlbridge_vulkan.library import ffi, struct
-    from dlbridge_vulkan.memory_types import MemoryType
-
-    from dlbridge.protocol import ExportedMemory
-
-    device = bridge.backend("vulkan").devices[needed("vulkan").index]
-    bits = device._memory_type_bits()
-    memory = DeviceMemory(gpu, events, "cuda")
-    for index, (flags, heap, size) in enumerate(device.physical.memory_types):
-        if not bits >> index & 1:
-            continue
-        what = f"type {index} (flags {flags:#x}, heap {heap}, {size >> 20} MiB)"
-        block = Block(device.pointer, 2 << 20)
-        try:
-            block.allocate(MemoryType(index, 0, size), 1)
-            info = struct("VkMemoryGetFdInfoKHR", memory=block.memory, handleType=1)
-            fd = ffi.new("int *", -1)
-            check(device.get_memory_fd(device.pointer, info, fd), "vkGetMemoryFdKHR")
-            try:
-                made = memory.import_memory(0, ExportedMemory(fd[0], block.size, 0), 1)
-            finally:
-                os.close(fd[0])
-            yield f"{what}: CUDA maps it at {made.data:#x}"
-            del made
-        except bridge.Error as exc:
-            yield f"{what}: REFUSED: {exc}"
-        finally:
-            block.destroy()
-
-
-@step
 def explain():
     """What dlbridge would do, before it does it."""
     there = bridge.to_device(values(), needed("vulkan"), copy=True)
@@ -330,67 +293,6 @@ def torch_on_vulkans_memory():
     torch.cuda.synchronize()
     same(there, wanted * 2)
     yield "torch multiplied a Vulkan tensor in place"
-
-
-@contextlib.contextmanager
-def exportable_cuda_memory(nbytes):
-    """``(pointer, size, fd)`` of CUDA's virtual memory management, freed at the end."""
-    from cuda.bindings import driver as cu
-
-    wanted = cu.CUmemAllocationProp()
-    wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    wanted.location.id = 0
-    kind = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-    wanted.requestedHandleTypes = kind
-    flag = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
-    with context(), contextlib.ExitStack() as stack:
-        unit = int(call("cuMemGetAllocationGranularity", wanted, flag))
-        size = -(-nbytes // unit) * unit
-        handle = call("cuMemCreate", size, wanted, 0)
-        stack.callback(call, "cuMemRelease", handle)
-        pointer = int(call("cuMemAddressReserve", size, 0, 0, 0))
-        stack.callback(call, "cuMemAddressFree", pointer, size)
-        call("cuMemMap", pointer, size, 0, handle, 0)
-        stack.callback(call, "cuMemUnmap", pointer, size)
-        access = cu.CUmemAccessDesc()
-        access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = 0
-        access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        call("cuMemSetAccess", pointer, size, [access], 1)
-        fd = int(call("cuMemExportToShareableHandle", handle, kind, 0))
-        stack.callback(os.close, fd)
-        yield pointer, size, fd
-
-
-@step
-def cuda_to_vulkan():
-    """The other way, by the drivers' own calls: memory of cuMemCreate as a VkBuffer."""
-    from dlbridge.protocol import ExportedMemory, Span
-
-    vulkan, index = bridge.backend("vulkan"), needed("vulkan").index
-    yield f"import refusal {vulkan.memory_import_refusal(index)!r}"
-    wanted = values(3)
-    with exportable_cuda_memory(BYTES) as (pointer, size, fd):
-        yield f"CUDA exported {size >> 20} MiB"
-        data, _ = vulkan.import_memory(index, ExportedMemory(fd, size, 0))
-        try:
-            yield "Vulkan imported it"
-            call("cuMemcpyHtoD", pointer, wanted.ctypes.data, BYTES)
-            call("cuCtxSynchronize")
-            into = np.zeros(BYTES, "u1")
-            span = Span(index, data, 0, BYTES)
-            vulkan.copy_to_host(span, memoryview(into), 0)
-            vulkan.synchronize(index, 0)
-            np.testing.assert_array_equal(into, wanted)
-            yield "Vulkan reads what CUDA wrote"
-            vulkan.copy_from_host(span, memoryview(wanted[::-1].copy()), 0)
-            vulkan.synchronize(index, 0)
-            call("cuMemcpyDtoH", into.ctypes.data, pointer, BYTES)
-            np.testing.assert_array_equal(into, wanted[::-1])
-            yield "CUDA reads what Vulkan wrote"
-        finally:
-            vulkan.free(index, data, 0)
 
 
 @step

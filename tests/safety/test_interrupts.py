@@ -77,17 +77,16 @@ print(len(table._lent))
     assert out == "0\n"
 
 
-@pytest.mark.parametrize("device", ["cpu", "ext_dev:0"])
-def test_memory_is_never_without_an_owner(device):
+def test_memory_is_never_without_an_owner():
     """The memory that a backend had allocated was lost before its owner existed."""
     out = run_script(
         PRELUDE
-        + f"""
-plugin = bridge.backend({device.partition(":")[0]!r})
-bridge.empty(3, "bfloat16", {device!r})
+        + """
+plugin = bridge.backend("cpu")
+bridge.empty(3, "bfloat16")
 before = plugin.live_allocations()
 def work():
-    bridge.empty(3, "bfloat16", {device!r})
+    bridge.empty(3, "bfloat16")
 interrupted(work, KeyboardInterrupt, 2000)
 gc.collect()
 print(plugin.live_allocations() - before)

@@ -7,11 +7,10 @@ which fault can no longer be put back: adapt it here.
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from mutate import Changed
 
 __all__ = ["HOLES", "Hole", "put_back"]
 
@@ -48,8 +47,8 @@ HOLES = {
         "dlbridge.core.interfaces.own_table",
         (
             (
-                "    with _sharing:\n        if not hasattr(tensor",
-                "    if True:\n        if not hasattr(tensor",
+                "    with _sharing:\n        known = getattr(tensor",
+                "    if True:\n        known = getattr(tensor",
             ),
         ),
         ("--only=first_exports_together,collections", "--devices=cpu", "--threads=5"),
@@ -172,32 +171,13 @@ HOLES = {
 
 def put_back(name: str) -> None:
     """Have the module of the hole *name* loaded with its fault."""
-    sys.meta_path.insert(0, _Finder(HOLES[name]))
+    hole = HOLES[name]
 
-
-class _Finder:
-    def __init__(self, hole: Hole) -> None:
-        self.hole = hole
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
-        if name != self.hole.module:
-            return None
-        found = importlib.machinery.PathFinder.find_spec(name, path)
-        assert found is not None
-        assert found.origin is not None
-        loader = _Loader(name, found.origin)
-        loader.hole = self.hole
-        return importlib.util.spec_from_file_location(name, found.origin, loader=loader)
-
-
-class _Loader(importlib.machinery.SourceFileLoader):
-    hole: Hole
-
-    def get_code(self, fullname: str) -> Any:  # without a cached file of bytecode
-        source = self.get_source(fullname)
-        assert source is not None
-        for mended, fault in self.hole.changes:
+    def with_fault(source: str) -> str:
+        for mended, fault in hole.changes:
             if mended not in source:
-                raise SystemExit(f"{fullname} has no {mended!r} any more: adapt holes.py")
+                raise SystemExit(f"{hole.module} has no {mended!r} any more: adapt holes.py")
             source = source.replace(mended, fault)
-        return compile(source, self.path, "exec")
+        return source
+
+    sys.meta_path.insert(0, Changed(hole.module, with_fault))

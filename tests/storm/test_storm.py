@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import re
 import time
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from expected import backend_or_skip
@@ -53,6 +55,14 @@ def usable(options):
         if option.startswith("--devices="):
             for name in {device.partition(":")[0] for device in option[10:].split(",")}:
                 backend_or_skip(name)
+
+
+@pytest.mark.parametrize("name", HOLES)
+def test_each_fault_can_be_put_back(name):
+    """The text that mends it is in its module; else it is to be adapted in `holes.py`."""
+    pytest.importorskip(HOLES[name].module.partition(".")[0])
+    source = Path(find_spec(HOLES[name].module).origin).read_text(encoding="utf-8")
+    assert [mended for mended, _ in HOLES[name].changes if mended not in source] == []
 
 
 @pytest.mark.stress

@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -39,20 +40,13 @@ class Mutation:
     def sites(self) -> set[str]:
         """Every wait of the package."""
         modules = sorted(self._folder().glob("*.py"))
-        return {site for path in modules for site in self._find(path.stem, parse(path))}
+        trees = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in modules}
+        return {site for name, tree in trees.items() for site in self._find(name, tree)}
 
-    def find_spec(self, fullname, path=None, target=None):
-        """The module that has the site, before the usual finders come to it."""
-        if fullname != f"{self.package}.{self.site.partition('.')[0]}":
-            return None
-        source = str(self._folder() / f"{fullname.rpartition('.')[2]}.py")
-        loader = Mutant(fullname, source, self)
-        return importlib.util.spec_from_file_location(fullname, source, loader=loader)
-
-    def without(self, path: Path) -> ast.Module:
-        """The module at *path* with the call at the site replaced."""
-        tree = parse(path)
-        call = self._find(path.stem, tree)[self.site]
+    def without(self, source: str) -> ast.Module:
+        """The module of the site with the call replaced."""
+        tree = ast.parse(source)
+        call = self._find(self.site.partition(".")[0], tree)[self.site]
         given = ast.parse(self.success.get(ast.unparse(call.func), "None"), mode="eval").body
         return ast.fix_missing_locations(Replace(call, given).visit(tree))
 
@@ -79,13 +73,24 @@ class Mutation:
         return called if called in self.waits else ""
 
 
-class Mutant(importlib.machinery.SourceFileLoader):
-    def __init__(self, fullname, path, mutation):
-        super().__init__(fullname, path)
-        self.mutation = mutation
+class Changed:
+    """Finds one *module*, and has its source changed, to a text or a tree, before it is compiled."""
 
-    def get_code(self, fullname):
-        return compile(self.mutation.without(Path(self.path)), self.path, "exec")
+    def __init__(self, module: str, change: Callable[[str], str | ast.Module]) -> None:
+        self.module, self.change = module, change
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self.module:
+            return None
+        origin = importlib.machinery.PathFinder.find_spec(name, path).origin
+        loader = ChangedLoader(name, origin)
+        loader.change = self.change
+        return importlib.util.spec_from_file_location(name, origin, loader=loader)
+
+
+class ChangedLoader(importlib.machinery.SourceFileLoader):
+    def get_code(self, fullname):  # without a cached file of bytecode
+        return compile(self.change(self.get_source(fullname)), self.path, "exec")
 
 
 class Replace(ast.NodeTransformer):
@@ -94,10 +99,6 @@ class Replace(ast.NodeTransformer):
 
     def visit_Call(self, node):
         return self.new if node is self.old else self.generic_visit(node)
-
-
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def calls(node, where):
@@ -112,4 +113,6 @@ def calls(node, where):
 
 
 if os.environ.get(VARIABLE):
-    sys.meta_path.insert(0, Mutation(**json.loads(os.environ[VARIABLE])))
+    chosen = Mutation(**json.loads(os.environ[VARIABLE]))
+    in_module = f"{chosen.package}.{chosen.site.partition('.')[0]}"
+    sys.meta_path.insert(0, Changed(in_module, chosen.without))

@@ -22,7 +22,7 @@ from suite import (  # noqa: E402
     rig as rigs,
 )
 from suite.fixtures import *  # noqa: E402, F403  # pytest looks for them here
-from suite.fixtures import PACES, backend_or_skip, expected  # noqa: E402
+from suite.fixtures import backend_or_skip, expected, fits_real_driver  # noqa: E402
 
 rigs.use(CudaRig())
 
@@ -38,21 +38,9 @@ class Fake(rigs.Fake):
             attribute = getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute}")
         super().attribute(attribute, value)
 
-    def forget(self):
-        from dlbridge_cuda.gpu import gpu
-
-        gpu.known.clear()
-        gpu.pools.clear()
-
 
 def wants_gpu(config):
     return config.getoption("markexpr", "").strip() == "gpu"
-
-
-def pace_of(item):
-    """The value of the fixture `pace` that *item* runs at, if any."""
-    callspec = getattr(item, "callspec", None)
-    return callspec.params.get("pace") if callspec else None
 
 
 def load_simulated():
@@ -75,7 +63,7 @@ def pytest_collection_modifyitems(config, items):
     mine = [item for item in items if HERE in item.path.parents]
     if wants_gpu(config):
         for item in mine:
-            if "fake" not in item.fixturenames and pace_of(item) in (None, PACES[0]):
+            if fits_real_driver(item):
                 item.add_marker(pytest.mark.gpu)
         return
     unfit = {item for item in mine if item.get_closest_marker("gpu")}

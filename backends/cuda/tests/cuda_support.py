@@ -78,6 +78,7 @@ def at(device_id):
 class CudaRig(rig.Rig):
     device, host, kinds = "cuda", "cuda_host", ("cuda", "cuda_host", "cuda_managed")
     default, default_streams = 1, (1, 2)
+    checks_addresses_of_copies = True
     package = "dlbridge_cuda"
     libraries = ("cuda",)
     asking = ("cuStreamIsCapturing",)  # a question whose failure the next call reports

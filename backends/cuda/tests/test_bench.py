@@ -1,5 +1,10 @@
-"""The benchmark runs, so that a GPU's time is not lost on a misspelt name. Its figures say nothing here."""
+"""The benchmark runs, so that a GPU's time is not lost on a misspelt name. Its figures say nothing here.
 
+Nor on a name that is gone: what tests/hardware imports is there.
+"""
+
+import ast
+import importlib
 import sys
 from pathlib import Path
 
@@ -7,6 +12,7 @@ import pytest
 from cuda_support import python
 
 BENCH = Path(__file__).resolve().parent.parent
+HARDWARE = BENCH.parents[1] / "tests" / "hardware"
 
 
 def test_it_writes_its_tables(fake, tmp_path, monkeypatch):
@@ -46,3 +52,13 @@ def test_without_a_gpu_it_says_so(fake, tmp_path):
     assert done.returncode == 1
     assert "nothing measured: no usable CUDA device" in done.stderr
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("path", sorted(HARDWARE.glob("*.py")), ids=lambda path: path.stem)
+def test_what_the_hardware_runs_import_is_there(cuda, path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("dlbridge"):
+            if node.module.startswith("dlbridge_vulkan"):
+                pytest.importorskip("dlbridge_vulkan")
+            module = importlib.import_module(node.module)
+            assert [each.name for each in node.names if not hasattr(module, each.name)] == []

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from cuda_support import HERE
+from pages import programs
 
 PAGE = HERE.parents[2] / "docs" / "cuda.md"
 
@@ -24,7 +25,7 @@ def table_after(page, heading):
 
 
 def test_the_examples_run(cuda, page):
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    blocks = programs(page)
     assert len(blocks) == 1
     names = {}
     exec(compile(blocks[0], str(PAGE), "exec"), names)

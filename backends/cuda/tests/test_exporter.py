@@ -1,9 +1,6 @@
 """Arrays of other classes on CUDA: `from_blob` and `Exporter`, as cupy and numba ask for them."""
 
-import ctypes
-
 import numpy as np
-import pytest
 from cuda_support import at, call
 
 import dlbridge as bridge
@@ -52,14 +49,6 @@ def test_as_cupy_asks(cuda):
         tensor = bridge.from_dlpack(taken)
         assert tensor.device == bridge.device("cuda:0")
         assert tensor.to_device("cpu").tolist() == VALUES.tolist()
-
-
-def test_what_the_driver_does_not_know(cuda):
-    host = (ctypes.c_float * 8)()
-    with pytest.raises(bridge.ExchangeError, match="memory"):
-        bridge.from_blob(host, 8, "float32", device="cuda:0")
-    with pytest.raises(bridge.DeviceNotFound, match="cuda:99"):
-        bridge.from_blob(4096, 8, "float32", device="cuda:99")
 
 
 def test_the_stream_that_has_written_it(cuda):

@@ -1,17 +1,17 @@
 """The conformance kit for each name, at every pace of the simulated driver."""
 
-from suite.conformance import SecondDevice, Slow
+from suite.conformance import OnePace, SecondDevice, Slow
 
 
 class TestCUDA(Slow):
     name = "cuda"
 
 
-class TestCUDAHost(Slow):
+class TestCUDAHost(OnePace):
     name = "cuda_host"
 
 
-class TestCUDAManaged(Slow):
+class TestCUDAManaged(OnePace):
     name = "cuda_managed"
 
 

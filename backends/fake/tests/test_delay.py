@@ -214,13 +214,15 @@ def test_with_block_makes_a_stream_current(fake):
     "environment",
     [
         {"DLBRIDGE_FAKE_SHARED": "1"},
-        {"DLBRIDGE_FAKE_DELAY_US": "100"},
         {"DLBRIDGE_FAKE_SHARED": "1", "DLBRIDGE_FAKE_DELAY_US": "100"},
     ],
     ids=repr,
 )
 def test_conformance_of_the_other_kinds(environment):
-    """In a process of its own: the backend reads its environment when it is loaded."""
+    """In a process of its own: the backend reads its environment when it is loaded.
+
+    Late work alone is that of `TestTwoStreams`.
+    """
     kit = Path(__file__).with_name("test_conformance.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", kit]
     env = {**os.environ, **environment}
@@ -260,37 +262,6 @@ class TestTwoStreams(BackendTests):
         queue = by_handle[stream] if stream else backend.default_streams[device_id]
         queue.enqueue(lambda: 1 // 0)
         return True
-
-
-FORK = """
-import os, sys
-import numpy as np
-import dlbridge
-from dlbridge.errors import DeviceError
-
-x = np.arange(100.0)
-tensor = dlbridge.to_device(x, "ext_dev:0")
-child = os.fork()
-if not child:
-    try:
-        dlbridge.to_device(tensor, "cpu", copy=True)
-    except DeviceError as exc:
-        os._exit(2 if "fork" in str(exc) and "spawn" in str(exc) else 1)
-    os._exit(1)
-code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-assert (dlbridge.to_device(tensor, "cpu", copy=True).numpy() == x).all()
-sys.exit(code)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-@pytest.mark.parametrize("delay", ["0", "100"], ids=["at once", "late"])
-def test_a_forked_child_is_told_to_use_spawn(delay):
-    """Also by a device without threads: there is one rule for all backends."""
-    env = {**os.environ, "DLBRIDGE_FAKE_DELAY_US": delay}
-    command = [sys.executable, "-c", FORK]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "")
 
 
 SET = """

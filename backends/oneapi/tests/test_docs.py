@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+
+from pages import programs
 
 PAGE = Path(__file__).parents[3] / "docs" / "oneapi.md"
 
 
 def test_the_examples_run(oneapi, dpnp):
-    examples = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    examples = programs(PAGE.read_text())
     assert len(examples) == 4
     exec("\n".join(examples), {})

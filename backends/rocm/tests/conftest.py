@@ -23,7 +23,7 @@ from suite import (  # noqa: E402
     rig as rigs,
 )
 from suite.fixtures import *  # noqa: E402, F403  # pytest looks for them here
-from suite.fixtures import PACES, backend_or_skip, expected  # noqa: E402
+from suite.fixtures import backend_or_skip, expected, fits_real_driver  # noqa: E402
 
 rigs.use(RocmRig())
 
@@ -46,23 +46,11 @@ class Fake(rigs.Fake):
         self.top.fake_hip_reset()
         super().reset()
 
-    def forget(self):
-        from dlbridge_rocm.gpu import gpu
-
-        gpu.known.clear()
-        gpu.pools.clear()
-
 
 def real(config):
     """``"gpu"`` or ``"amd"``, if the tests are to run on real hardware; else None."""
     wanted = config.getoption("markexpr", "").strip()
     return wanted if wanted in ("gpu", "amd") else None
-
-
-def pace_of(item):
-    """The value of the fixture `pace` that *item* runs at, if any."""
-    callspec = getattr(item, "callspec", None)
-    return callspec.params.get("pace") if callspec else None
 
 
 def load_simulated(real):
@@ -88,7 +76,7 @@ def pytest_collection_modifyitems(config, items):
     mine = [item for item in items if HERE in item.path.parents]
     if real(config):
         for item in mine:
-            if "fake" not in item.fixturenames and pace_of(item) in (None, PACES[0]):
+            if fits_real_driver(item):
                 item.add_marker(real(config))
     elif config.dlbridge_fake is None:
         for item in mine:

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from pages import programs
 from rocm_support import HERE
 
 PAGE = HERE.parents[2] / "docs" / "rocm.md"
@@ -16,7 +17,7 @@ def page():
 
 
 def test_the_examples_run(rocm, page, capsys):
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    blocks = programs(page)
     assert len(blocks) == 1
     names = {}
     exec(compile(blocks[0], str(PAGE), "exec"), names)

@@ -1,13 +1,13 @@
 """The conformance kit for each name, at every pace of the simulated driver."""
 
-from suite.conformance import SecondDevice, Slow
+from suite.conformance import OnePace, SecondDevice, Slow
 
 
 class TestROCM(Slow):
     name = "rocm"
 
 
-class TestROCMHost(Slow):
+class TestROCMHost(OnePace):
     name = "rocm_host"
 
 

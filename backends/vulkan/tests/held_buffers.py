@@ -1,4 +1,6 @@
-"""Memory of a backend by its ``data``, held here until `free`: what tests of its calls need."""
+"""What tests of a backend's calls need: memory by its ``data``, and a library with other answers."""
+
+from dlbridge_vulkan.library import load
 
 HELD = {}
 
@@ -34,3 +36,13 @@ def import_memory(backend, device_id, memory):
 def free(backend, device_id, data, stream=0):
     """Drop what is held."""
     HELD.pop(data, None)
+
+
+class Loader:
+    """The library, with some answers changed."""
+
+    def __init__(self, **changed):
+        self.__dict__.update(changed)
+
+    def __getattr__(self, name):
+        return getattr(load(), name)

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from pages import programs
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[2] / "docs" / "vulkan.md"
@@ -28,7 +29,7 @@ def test_the_examples_run(vulkan, page, tmp_path, monkeypatch, scale_spirv, caps
         )
         command = ["glslangValidator", "-V", "scale.comp", "-o", "scale.spv"]
         subprocess.run(command, check=True, capture_output=True)
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    blocks = programs(page)
     assert len(blocks) == 5
     names = {}
     for block in blocks:

@@ -22,6 +22,22 @@ MIB = 1 << 20
 
 
 @pytest.fixture
+def one(simulate):
+    """``one(...)``: a simulated device, closed at the end: the validation layer names what is left."""
+    made = []
+
+    def make(**words):
+        made.append(simulate(**words))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        for data in list(backend.devices.table):
+            free(backend, 0, data, 0)
+        backend.close_device(0)
+
+
+@pytest.fixture
 def pages():
     """Address and memory of four fresh pages."""
     memory = mmap.mmap(-1, 4 * mmap.PAGESIZE)
@@ -31,9 +47,9 @@ def pages():
 # Memory
 
 
-def test_the_next_type_when_one_is_full(simulate):
+def test_the_next_type_when_one_is_full(one):
     """A carve-out that is full is not the end: the host's memory is taken, and the bytes are right."""
-    backend = simulate(HEAPS=f"{128 * MIB}:1,{1024 * MIB}:0", TYPES="1:0,6:1,14:1")
+    backend = one(HEAPS=f"{128 * MIB}:1,{1024 * MIB}:0", TYPES="1:0,6:1,14:1")
     made = [allocate(backend, 0, 48 * MIB, 256, 0) for _ in range(4)]
     kinds = [backend.devices.buffer(data).heap.kind.index for data in made]
     assert kinds == [0, 0, 2, 2]
@@ -46,16 +62,13 @@ def test_the_next_type_when_one_is_full(simulate):
         free(backend, 0, data, 0)
     again = allocate(backend, 0, 48 * MIB, 256, 0)
     assert backend.devices.buffer(again).heap.kind.index == 0
-    free(backend, 0, again, 0)
-    backend.close_device(0)
 
 
-def test_no_room_anywhere_says_what_each_type_answered(simulate):
-    backend = simulate(HEAPS=f"{64 * MIB}:1,{64 * MIB}:0", TYPES="1:0,6:1")
+def test_no_room_anywhere_says_what_each_type_answered(one):
+    backend = one(HEAPS=f"{64 * MIB}:1,{64 * MIB}:0", TYPES="1:0,6:1")
     with pytest.raises(DeviceMemoryError, match=r"no memory of .* has room for 104857600 bytes"):
         allocate(backend, 0, 100 * MIB, 256, 0)
     assert backend.live_allocations() == 0
-    backend.close_device(0)
 
 
 def test_an_apu_gives_host_views(integrated):
@@ -67,9 +80,9 @@ def test_an_apu_gives_host_views(integrated):
     integrated.synchronize(0, 0)
 
 
-def test_uncached_mapped_memory_is_written_in_long_runs_only(simulate):
+def test_uncached_mapped_memory_is_written_in_long_runs_only(one):
     """Resizable BAR: fills and strided writes are the device's; contiguous bytes the host's."""
-    backend = simulate(HEAPS=f"{1024 * MIB}:1,{1024 * MIB}:0", TYPES="1:0,14:1,7:0")
+    backend = one(HEAPS=f"{1024 * MIB}:1,{1024 * MIB}:0", TYPES="1:0,14:1,7:0")
     data = allocate(backend, 0, 4096, 256, 0)
     allocation, queue = backend.devices.buffer(data), backend.devices[0].queue
     assert allocation.mapped
@@ -90,23 +103,19 @@ def test_uncached_mapped_memory_is_written_in_long_runs_only(simulate):
     want[:1024] = 5
     want[:800].reshape(100, 8)[:, :4] = 7
     assert got == want.tobytes()
-    del allocation
-    free(backend, 0, data, 0)
-    backend.close_device(0)
 
 
-def test_the_limit_of_one_buffer(simulate):
-    backend = simulate(MAX_BUFFER=8 * MIB)
+def test_the_limit_of_one_buffer(one):
+    backend = one(MAX_BUFFER=8 * MIB)
     with pytest.raises(DeviceMemoryError, match=f"gives at most {8 * MIB} at once"):
         allocate(backend, 0, 8 * MIB + 4, 256, 0)
     assert backend.device_info(0)["max_buffer"] == 8 * MIB
-    free(backend, 0, allocate(backend, 0, 8 * MIB, 256, 0), 0)
-    backend.close_device(0)
+    allocate(backend, 0, 8 * MIB, 256, 0)
 
 
-def test_too_many_allocations(simulate):
+def test_too_many_allocations(one):
     """The kept blocks are given back first; then the error is one of memory."""
-    backend = simulate(MAX_ALLOCATIONS=3)
+    backend = one(MAX_ALLOCATIONS=3)
     made = [allocate(backend, 0, 70 * MIB, 256, 0) for _ in range(3)]
     with pytest.raises(
         DeviceMemoryError,
@@ -114,42 +123,37 @@ def test_too_many_allocations(simulate):
     ):
         allocate(backend, 0, 90 * MIB, 256, 0)
     free(backend, 0, made.pop(), 0)
-    made.append(allocate(backend, 0, 90 * MIB, 256, 0))
-    for data in made:
-        free(backend, 0, data, 0)
+    allocate(backend, 0, 90 * MIB, 256, 0)
     assert backend.device_info(0)["max_allocations"] == 3
-    backend.close_device(0)
 
 
 # Host memory in place
 
 
 @pytest.mark.parametrize("code", [-1, -2, -3, -5, -10, -13, -1000072003])
-def test_an_import_that_the_driver_refuses_can_be_copied(simulate, pages, code):
+def test_an_import_that_the_driver_refuses_can_be_copied(one, pages, code):
     """Whatever it calls the refusal, memory errors included (RADV: pages of mapped files)."""
-    backend = simulate(KIND="integrated", NO_IMPORT=0, IMPORT_CODE=code)
+    backend = one(KIND="integrated", NO_IMPORT=0, IMPORT_CODE=code)
     address, _ = pages
     assert backend.host_import_refusal(0, address, mmap.PAGESIZE, True) == ""
     with pytest.raises(ExchangeError, match=r"vkAllocateMemory of 4096 bytes .* copy it instead"):
         import_host(backend, 0, address, mmap.PAGESIZE, False)
     assert backend.live_allocations() == 0
-    backend.close_device(0)  # the validation layer would name what is left
 
 
-def test_what_cannot_be_imported_is_refused_before(simulate, integrated, vulkan, pages):
+def test_what_cannot_be_imported_is_refused_before(one, integrated, vulkan, pages):
     address, _ = pages
     with pytest.raises(ExchangeError, match="it is read-only, and the driver of simulated device"):
         import_host(integrated, 0, address, mmap.PAGESIZE, True)
-    small = simulate(KIND="integrated", NO_IMPORT=0, MAX_BUFFER=4 * MIB)
+    small = one(KIND="integrated", NO_IMPORT=0, MAX_BUFFER=4 * MIB)
     assert "more than the 4194304 of one buffer" in small.host_import_refusal(0, 0, 8 * MIB, True)
-    small.close_device(0)
 
 
-def test_host_memory_in_place_is_for_shared_memory(simulate, integrated, vulkan, pages):
+def test_host_memory_in_place_is_for_shared_memory(one, integrated, vulkan, pages):
     """A discrete GPU would read it over its bus each time: it says so, and does it if asked."""
     assert vulkan.host_import_refusal(0, pages[0], 4096, False) == ""
     assert integrated.host_import_refusal(0, pages[0], 4096, False) == ""
-    backend = simulate(NO_IMPORT=0)
+    backend = one(NO_IMPORT=0)
     refusal = backend.host_import_refusal(0, pages[0], 4096, False)
     assert "would cross its bus (copy=False asks for it)" in refusal
     assert backend.host_import_refusal(0, pages[0], 4096, True) == ""
@@ -157,13 +161,12 @@ def test_host_memory_in_place_is_for_shared_memory(simulate, integrated, vulkan,
     backend.fill(Span(0, data, 0, 16), 9, 0)
     free(backend, 0, data, 0)
     assert pages[1][:17] == b"\x09" * 16 + b"\0"
-    backend.close_device(0)
 
 
 @pytest.mark.parametrize(("kind", "step"), [("discrete", "upload"), ("integrated", "host import")])
-def test_where_page_aligned_arrays_go(simulate, pages, monkeypatch, kind, step):
+def test_where_page_aligned_arrays_go(one, pages, monkeypatch, kind, step):
     """Into a discrete GPU's own memory, unless `copy=False` says that they stay; `explain` says so."""
-    backend = simulate(KIND=kind, NO_IMPORT=0)
+    backend = one(KIND=kind, NO_IMPORT=0)
     monkeypatch.setitem(registry.LOADED, "vulkan", backend)
     x = np.frombuffer(pages[1], np.uint8)
     plan = bridge.plan(x, "vulkan:0")
@@ -176,7 +179,6 @@ def test_where_page_aligned_arrays_go(simulate, pages, monkeypatch, kind, step):
     assert moved[:2].tolist() == ([0, 0] if kind == "discrete" else [97, 98])
     del forced, moved
     gc.collect()
-    backend.close_device(0)
 
 
 def test_host_import_refusal_takes_no_memory(integrated, pages):
@@ -253,13 +255,11 @@ def test_memory_is_not_given_out_again_while_others_use_it(vulkan, tensors, dela
     assert found.memory != memory or abs(found.start - start) >= 5 << 20
 
 
-def test_a_family_for_compute_only(simulate):
-    backend = simulate(COMPUTE_FAMILY=1)
+def test_a_family_for_compute_only(one):
+    backend = one(COMPUTE_FAMILY=1)
     assert backend.devices[0].queue.family == 1
     data = allocate(backend, 0, 64, 4, 0)
     backend.fill(Span(0, data, 0, 64), 3, 0)
-    free(backend, 0, data, 0)
-    backend.close_device(0)
 
 
 @pytest.mark.parametrize(
@@ -323,9 +323,9 @@ def test_no_limit_of_buffers_before_vulkan_1_3(vulkan, monkeypatch):
     assert described.limits["max_buffer"] == (1 << 64) - 1
 
 
-def test_the_simulated_device_has_teeth(simulate, run_python, simulated_library):
+def test_the_simulated_device_has_teeth(one, run_python, simulated_library):
     """Memory that is not coherent is mapped as a copy: what is not flushed, nobody sees."""
-    backend = simulate()
+    backend = one()
     heap = next(h for h in backend.devices[0].heaps if h.kind.index == 0)
     assert not heap.kind.mapped
     heap.kind.mapped = heap.kind.cached = True  # as a backend would that forgets to flush
@@ -340,7 +340,3 @@ def test_the_simulated_device_has_teeth(simulate, run_python, simulated_library)
     backend.copy_to_host(Span(0, other, 0, len(got)), memoryview(got), 0)
     assert got != b"x" * 64
     assert struct.unpack("=Q", got[:8])
-    del allocation
-    for one in (data, other):
-        free(backend, 0, one, 0)
-    backend.close_device(0)

@@ -6,7 +6,7 @@ import pytest
 from dlbridge_vulkan import instance as instances, library
 from dlbridge_vulkan.devices import Devices
 from dlbridge_vulkan.instance import KINDS, version_text
-from held_buffers import allocate, free
+from held_buffers import Loader, allocate, free
 
 import dlbridge
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError
@@ -35,16 +35,6 @@ def test_no_driver(run_python, tmp_path):
         VK_INSTANCE_LAYERS="",
     )
     assert "Vulkan driver" in done.stdout, done.stderr
-
-
-class Loader:
-    """The library, with one answer changed."""
-
-    def __init__(self, **changed):
-        self.__dict__.update(changed)
-
-    def __getattr__(self, name):
-        return getattr(library.load(), name)
 
 
 def test_an_old_loader(vulkan, monkeypatch):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from dlbridge_vulkan import Vulkan, device, memory
 from dlbridge_vulkan.memory import Block, DeviceMemory
-from held_buffers import allocate, free
+from held_buffers import Loader, allocate, free
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.kit.resources import Resources
@@ -288,14 +288,8 @@ def test_free_in_silence_where_the_driver_fails(vulkan, tensors, monkeypatch, re
     buffer = tensors.allocation(data)
     buffers, queue = buffer.device.buffers, buffer.queue
     vulkan.copy(Span(0, data, 32, 32), Span(0, data, 0, 32), 0)
-    real = queue._lib
-
-    class Failing:
-        def __getattr__(self, name):
-            failing = name == "vkGetSemaphoreCounterValue"
-            return (lambda *_: result) if failing else getattr(real, name)
-
-    monkeypatch.setattr(queue, "_lib", Failing())
+    failing = Loader(vkGetSemaphoreCounterValue=lambda *_: result)
+    monkeypatch.setattr(queue, "_lib", failing)
     monkeypatch.setattr(queue, "reached", 0)
     free(vulkan, 0, data, 0)
     assert buffer in freed(buffers)

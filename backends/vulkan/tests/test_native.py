@@ -9,7 +9,7 @@ import pytest
 from dlbridge_vulkan import Vulkan, VulkanArray
 from dlbridge_vulkan.device import MAGIC
 from dlbridge_vulkan.library import ffi, handle, load, struct as vk
-from held_buffers import allocate, free
+from held_buffers import Loader, allocate, free
 
 import dlbridge as bridge
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
@@ -301,16 +301,10 @@ def test_handles_that_are_none(vulkan, own):
 
 def test_a_device_that_is_too_old(vulkan, own, monkeypatch):
     """Its own version is what counts, not the driver's."""
-
-    class Old:
-        def __getattr__(self, name):
-            if name == "vkGetDeviceProcAddr":
-                return lambda *_: ffi.NULL
-            return getattr(load(), name)
-
     from dlbridge_vulkan import devices
 
-    monkeypatch.setattr(devices, "load", Old)
+    old = Loader(vkGetDeviceProcAddr=lambda *_: ffi.NULL)
+    monkeypatch.setattr(devices, "load", lambda: old)
     with pytest.raises(DeviceError, match=r"created for a Vulkan older than 1\.2"):
         vulkan.adopt_device(*own.handles())
     monkeypatch.setattr(devices, "describe", lambda *_: "it has no compute queue")

@@ -6,6 +6,7 @@ import pytest
 
 from dlbridge.testing import BackendTests
 
+from .fixtures import PACES
 from .rig import prelude, rig, slow
 
 
@@ -33,6 +34,11 @@ class Slow(BackendTests):
     def slow_work(self, backend, device_id, stream):
         slow(stream or rig().default, 0.06, device_id)
         return self
+
+
+@pytest.mark.parametrize("pace", PACES[:1], indirect=True)
+class OnePace(Slow):
+    """Memory whose copies with the host are the host's own, or those of device memory."""
 
 
 class SecondDevice(Slow):

@@ -23,6 +23,13 @@ def build():
     return module
 
 
+def fits_real_driver(item):
+    """Whether the test *item* does not steer the simulated driver, but for its first pace."""
+    callspec = getattr(item, "callspec", None)
+    pace = callspec.params.get("pace") if callspec else None
+    return "fake" not in item.fixturenames and pace in (None, PACES[0])
+
+
 def pytest_generate_tests(metafunc):
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "kind" in metafunc.fixturenames and "kind" not in own:  # each of the backends

@@ -476,6 +476,25 @@ def test_host_memory_is_not_device_memory(fake, kind, reads_host):
     del buffer
 
 
+@pytest.mark.parametrize("address", [8, 0x1000, (1 << 47) - 64])
+def test_a_bad_pointer(fake, device, address):
+    """An address that is not device memory is refused; later work is not disturbed."""
+    nothing, host = Span(0, address, 0, 64), memoryview(bytearray(64))
+    calls = [lambda: device.fill(nothing, 0, default())]
+    if rig().checks_addresses_of_copies:
+        calls += [
+            lambda: device.copy_from_host(nothing, host, default()),
+            lambda: device.copy_to_host(nothing, host, default()),
+        ]
+    for call in calls:
+        with pytest.raises(DeviceError, match=r"INVALID_VALUE|InvalidValue"):
+            call()
+    with pytest.raises(ExchangeError, match="mislabels it"):
+        device.import_data(0, address, "test")
+    with memory(device, b"still here") as data:
+        assert read(device, data, 10) == b"still here"
+
+
 def test_freed_memory(fake, device):
     """A real pool may keep it mapped."""
     data = hold(device.allocate(0, 64, 256, default()))

@@ -32,6 +32,7 @@ class Rig:
     package: str
     libraries: list  # to load in a subprocess
     names: dict  # what a function does -> its name
+    checks_addresses_of_copies = False  # else a copy of what is no device memory ends the process
     looks_up_gone_streams = False  # whether the handle of a destroyed stream gives a status
     owners: ClassVar = {}  # handle -> what keeps the stream; who drops it destroys it
     last_resort = None  # the function that allocates device memory when the pool has no room
@@ -349,4 +350,5 @@ class Fake:
 
     def forget(self):
         """Drop what the backend remembers of attributes that tests change."""
-        raise NotImplementedError
+        _rig.gpu().known.clear()
+        _rig.gpu().pools.clear()
