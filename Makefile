@@ -18,11 +18,12 @@ NOT_RUN := $(abspath $(VENV))/not-run
 # All tests but those that need hardware, or minutes each.
 ALL := -m 'not gpu and not amd and not stress'
 
-.PHONY: help setup demo test test-all test-core test-backends test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels storm clean
+.PHONY: help setup demo test test-quick test-all test-core test-backends test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels storm clean
 
 help:
 	@echo "make demo     a photograph through every backend of this machine"
 	@echo "make test     the tests: core and backends, on this Python (minutes)"
+	@echo "make test-quick  those of the core and the FFI that start no process (a minute or two)"
 	@echo "make test-all also other CPythons and the checks of the tests themselves; not stress, gpu, amd"
 	@echo "make setup    only installs what the tests need, into .venv"
 	@echo "make test-newest, make test-nightly   beside the newest releases; beside tonight's numpy and torch"
@@ -74,6 +75,10 @@ test: $(VENV)/.test
 	@rm -f $(NOT_RUN)
 	TESTS_NOT_RUN=$(NOT_RUN) $(MAKE) test-core test-backends
 	@$(BIN)/python tests/support/not_run.py $(NOT_RUN)
+
+# For the one who is at work: the rooms of the core and the FFI, in one process for each worker.
+test-quick: $(VENV)/.test
+	$(PYTEST) $(PARALLEL) -m 'not programs and not gpu and not amd and not stress and not exhaustive' tests/core tests/ffi tests/kit
 
 test-core: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) $(SELECTED) tests

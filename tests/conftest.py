@@ -21,5 +21,17 @@ hypothesis.settings.register_profile("unhurried", deadline=None, suppress_health
 hypothesis.settings.load_profile("unhurried")
 
 
+STARTERS = {"subprocess", "multiprocessing", "finished", "run_script", "run_scene"}
+"""A module that has one of these names runs programs in processes of their own."""
+
+
 def pytest_configure():
     leave_out("opencl", "vulkan", simulators=False)
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests that `make test-quick` leaves out: those of a module that starts programs."""
+    for item in items:
+        names = {*vars(item.module), *getattr(item, "fixturenames", ())}
+        if not STARTERS.isdisjoint(names):
+            item.add_marker("programs")
