@@ -130,7 +130,7 @@ def _at_exit() -> None:
 _sharing = fork_lock()  # a collection inside may run a finalizer that exports
 
 
-def _pool_of(tensor: Tensor) -> StructPool:
+def _pool_of(tensor: Tensor, flags: int = 0) -> StructPool:
     """The structs of *tensor*, made once: another thread may be exporting it too."""
     known: StructPool | None = getattr(tensor, "_shared", None)
     if known is not None:
@@ -138,7 +138,7 @@ def _pool_of(tensor: Tensor) -> StructPool:
     with _sharing:
         known = getattr(tensor, "_shared", None)
         if known is None:
-            known = tensor._shared = StructPool(tensor)
+            known = tensor._shared = StructPool(tensor, flags)
         return known
 
 
@@ -153,9 +153,11 @@ def _lend_to(loans: list[tuple[int, Any]], tensor: Tensor) -> None:
     """Append the address of a struct of *tensor*, and its loan: `_take_back` looks there."""
     if has_negative_strides(tensor):  # a copy of what the elements are now, for this consumer alone
         tensor = copy_of(tensor)
-        tensor._shared = StructPool(tensor, FLAG_IS_COPIED)
+        pool = _pool_of(tensor, FLAG_IS_COPIED)
+    else:
+        pool = _pool_of(tensor)
     # In C, so that the exception of a signal handler comes before both or after both.
-    loans.extend(map(_pool_of(tensor).lend, [tensor]))
+    loans.extend(map(pool.lend, [tensor]))
 
 
 _new_handle, _claim = ffi.new_handle, _lent.setdefault

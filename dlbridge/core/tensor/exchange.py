@@ -19,7 +19,7 @@ from dlbridge.protocol import CONTEXT_DEVICES
 
 from .array_tensor import ArrayTensor, NumpyTensor, make_tensor
 from .memory import Memory, access
-from .metadata import carrier_of
+from .metadata import carrier_of, memory_of
 from .operand import operand_of
 from .tensor import Tensor
 
@@ -181,7 +181,7 @@ def order_consumer(tensor: Tensor, stream: object) -> None:
         consumer = plugin.normalize_stream(device.index, stream)
         if consumer != -1:
             # The last work of ours, and what may have been queued beside it.
-            memory = tensor._memory
+            memory = memory_of(tensor)
             ours = {current_use(device, plugin).handle}
             if memory.last_use is not None:
                 ours |= {memory.last_use.handle}

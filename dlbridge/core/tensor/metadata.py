@@ -345,6 +345,11 @@ def carrier_of(tensor: TensorMetadata) -> np.ndarray[Any, Any]:
     return tensor._array
 
 
+def memory_of(tensor: TensorMetadata) -> Memory:
+    """The memory that the tensor is in."""
+    return tensor._memory
+
+
 def numpy_type(tensor: TensorMetadata) -> np.dtype[Any]:
     """The type of a numpy view of *tensor*; ExchangeError for elements that numpy cannot have."""
     dtype = tensor.dtype
