@@ -149,7 +149,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy dlbridge cdefs $(foreach name,$(BACKENDS) $(LARGE),$(wildcard backends/$(name)/dlbridge_$(name)))
-	MYPYPATH=tests/support $(BIN)/mypy --follow-imports=silent tests/scenes
+	MYPYPATH=tests/support $(BIN)/mypy --follow-imports=silent tests/scenes/*.py
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tests/support/check_pages.py
 	$(BIN)/python cdefs --check
