@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from cffi import FFI
 from expected import expected
+from scripts import SCENES, finished
 
 from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as cffi
@@ -94,17 +93,8 @@ def run_scene():
     """Run a scene of tests/scenes/ffi in a process of its own; ``(code or signal, output)``."""
 
     def run(file, name, *arguments, env=None):
-        script = ROOT / "tests" / "scenes" / "ffi" / f"{file}.py"
-        done = subprocess.run(
-            [sys.executable, "-X", "faulthandler", script, name, *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        done = finished(SCENES / "run.py", f"ffi.{file}", name, *arguments, env=env)
         code = done.returncode
-        return (signal.Signals(-code).name if code < 0 else code), done.stdout
+        return (signal.Signals(-code).name if code < 0 else code), done.stdout + done.stderr
 
     return run

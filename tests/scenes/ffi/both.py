@@ -9,9 +9,10 @@ import sys
 import threading
 
 import numpy as np
-from scene import at_once, raised, run, testing_library, turns
 
 from dlbridge import ffi
+
+from .scene import at_once, raised, testing_library, turns
 
 
 def _import(order):
@@ -183,7 +184,3 @@ def types_of_python(order):
     found = ffi.convert_func(lambda x: x)(child)
     assert isinstance(found, point)
     assert (found.x, found.w) == (7, "other")
-
-
-if __name__ == "__main__":
-    run(globals())

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 
 import numpy as np
-from scene import run, testing
 
 import dlbridge as bridge
 from dlbridge import ffi
+
+from .scene import testing
 
 
 class Node:
@@ -83,7 +84,3 @@ def shapes():
         del passed
         gc.collect()
     assert results == [(2, 3, 4)] * 40
-
-
-if __name__ == "__main__":
-    run(globals())

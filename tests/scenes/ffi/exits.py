@@ -8,10 +8,11 @@ import threading
 import time
 
 import numpy as np
-from scene import daemons, raised, run, testing
 
 from dlbridge import ffi
 from dlbridge.ffi.errors import set_raised
+
+from .scene import daemons, raised, testing
 
 
 class Thing:
@@ -148,7 +149,3 @@ def everything():
     daemons(3, work)
     time.sleep(0.2)
     assert threading.active_count() == 4
-
-
-if __name__ == "__main__":
-    run(globals())

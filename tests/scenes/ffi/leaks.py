@@ -7,9 +7,9 @@ import gc
 import pickle
 import resource
 
-from scene import raised, run, testing
-
 from dlbridge import ffi
+
+from .scene import raised, testing
 
 TEXT = "a text of more than seven bytes"
 
@@ -77,7 +77,3 @@ def leak():
         while grown[-1] >= 128 and len(grown) < 6:
             grown.append(growth(work, times))
         assert grown[-1] < 128, f"{work.__name__}: {grown} KiB more"
-
-
-if __name__ == "__main__":
-    run(globals())

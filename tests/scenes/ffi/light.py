@@ -15,7 +15,3 @@ def is_light():
     ffi.get_global_func("ffi.String")("text")
     assert not (HEAVY | SLOW) & set(sys.modules)
     assert not [name for name in sys.modules if name.startswith("dlbridge_")]
-
-
-if __name__ == "__main__":
-    is_light()

@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from scene import cffi, raised, run, testing
 
 from dlbridge import LibraryUnavailable, ffi
 from dlbridge.core.plugins.registry import LOADED
+
+from .scene import cffi, raised, testing
 
 
 def refused(*words):
@@ -132,7 +133,3 @@ def keys_that_contain_themselves_later():
     a.append(a)
     b.append(b)
     assert str(raised(ValueError, lambda: one == other)) == "a List contains itself"
-
-
-if __name__ == "__main__":
-    run(globals())

@@ -1,13 +1,12 @@
 """What the scenes of the FFI share.
 
-A scene is a function that a process of its own runs: ``python FILE NAME ARGUMENTS``. It checks by
-itself what it is about, and prints nothing. `tests/ffi/test_scenes.py` has the table of all.
+Each checks by itself what it is about, and prints nothing: `tests/ffi/test_scenes.py` has a table of
+them.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +14,6 @@ from functools import cache
 
 from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as cffi
-
-
-def run(scenes):
-    """Run the scene that the command line names, one of a module's *scenes*."""
-    scenes[sys.argv[1]](*sys.argv[2:])
 
 
 @cache

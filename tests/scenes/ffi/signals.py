@@ -11,13 +11,14 @@ import threading
 import time
 
 import numpy as np
-from scene import raised, run, testing
 
 import dlbridge as bridge
 from dlbridge import ffi
 from dlbridge.ffi.errors import _take_raised, untaken
 from dlbridge.ffi.functions import _callables
 from dlbridge.ffi.objects import _kept
+
+from .scene import raised, testing
 
 
 def long_call():
@@ -168,7 +169,3 @@ def storm(work, error):
     turn()  # takes the error of a call that was cut off last, which the thread still has
     left = [after - one for after, one in zip(_living(), before, strict=True)]
     assert not any(left), f"{left} left behind by {signals} signals"
-
-
-if __name__ == "__main__":
-    run(globals())

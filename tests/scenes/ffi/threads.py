@@ -10,10 +10,10 @@ import threading
 import time
 import warnings
 
-from scene import at_once, raised, run, testing, turns
-
 from dlbridge import ffi
 from dlbridge.ffi import objects
+
+from .scene import at_once, raised, testing, turns
 
 
 def race(seconds):
@@ -212,7 +212,3 @@ def forks_while_a_mapping_is_listed():
     gc.disable()
     list(values)
     assert not gc.isenabled()
-
-
-if __name__ == "__main__":
-    run(globals())
