@@ -22,6 +22,16 @@ GLOBAL, RELAXED = 0, 2  # modes of capture
 NON_BLOCKING, BLOCKING = 1, 0  # flags of streams
 
 
+class Owner:
+    """Stands for the stream object of a library: whoever holds it keeps the stream, until it dies."""
+
+    def __init__(self, stream, destroy):
+        self.stream, self.destroy = stream, destroy
+
+    def __del__(self):
+        self.destroy(self.stream)
+
+
 class Rig:
     """One backend under test; a subclass calls the driver, beside the backend."""
 
