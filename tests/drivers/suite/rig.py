@@ -1,6 +1,7 @@
 """The simulated driver of a backend as the common tests use it, and helpers on top of it."""
 
 import ctypes
+import json
 import sys
 import textwrap
 import threading
@@ -300,6 +301,29 @@ def python(code, simulated=True, **environment):
     return finished(
         prelude() + ("drivers()\n" if simulated else "") + textwrap.dedent(code), env=environment
     )
+
+
+REFUSED = """
+import json, numpy, dlbridge
+def refused(name):
+    try:
+        dlbridge.backend(name)
+    except dlbridge.BackendUnavailable as exc:
+        return str(exc)
+    raise AssertionError(name)
+print(json.dumps([refused(name) for name in {names!r}]))
+assert dlbridge.from_dlpack(numpy.ones(3)).tolist() == [1, 1, 1]
+"""
+
+
+def refusals(before="", simulated=True, **environment):
+    """What each of the backend's names says where it cannot be used; the CPU goes on."""
+    code = before + REFUSED.format(names=_rig.kinds)
+    done = python(code, simulated, **environment)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert len(said) == len(_rig.kinds)
+    return said
 
 
 class Fake:
