@@ -3,6 +3,7 @@
 import ctypes
 import re
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,20 +28,6 @@ __all__ = [
 ]
 
 HERE = Path(__file__).resolve().parent
-
-
-class Owner:
-    """Stands for the stream object of a library, which destroys its stream when it dies.
-
-    So whoever holds it keeps the stream.
-    """
-
-    def __init__(self, stream=None):
-        self.stream = stream
-
-    def __del__(self):
-        if self.stream is not None:
-            call("cuStreamDestroy", self.stream)
 
 
 def call(name, *arguments):
@@ -111,7 +98,7 @@ class CudaRig(rig.Rig):
         """A stream whose owner is known, as cupy's are; test_gone_streams.py has the others."""
         with at(device_id):
             stream = int(call("cuStreamCreate", flags))
-        self.owners[stream] = Owner(stream)
+        self.owners[stream] = rig.Owner(stream, partial(call, "cuStreamDestroy"))
         return stream
 
     def wait(self, stream, device_id):

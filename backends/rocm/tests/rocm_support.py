@@ -2,6 +2,7 @@
 
 import ctypes
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -53,20 +54,6 @@ def where():
     return found.value
 
 
-class Owner:
-    """Stands for the stream object of a library, which destroys its stream when it dies."""
-
-    def __init__(self, stream):
-        self.stream = stream
-
-    def __del__(self):
-        hip("hipStreamDestroy", self.stream)
-
-
-def at(device_id):
-    return current(device_id)
-
-
 class RocmRig(rig.Rig):
     device, host, kinds = "rocm", "rocm_host", ("rocm", "rocm_host")
     default, default_streams = 0, (0,)
@@ -100,21 +87,22 @@ class RocmRig(rig.Rig):
 
     def create_stream(self, device_id, flags):
         handle = ctypes.c_void_p()
-        with at(device_id):
+        with current(device_id):
             hip("hipStreamCreateWithFlags", ctypes.byref(handle), flags)
-        self.owners[handle.value] = Owner(handle.value)
+        destroy = partial(hip, "hipStreamDestroy")
+        self.owners[handle.value] = rig.Owner(handle.value, destroy)
         return handle.value
 
     def wait(self, stream, device_id):
-        with at(device_id):
+        with current(device_id):
             hip("hipStreamSynchronize", stream)
 
     def wait_for_device(self, device_id):
-        with at(device_id):
+        with current(device_id):
             hip("hipDeviceSynchronize")
 
     def launch(self, stream, function, argument, device_id):
-        with at(device_id):
+        with current(device_id):
             hip("hipLaunchHostFunc", stream, function, argument)
 
     def begin_capture(self, stream, mode):

@@ -1,6 +1,7 @@
 """The simulated driver of a backend as the common tests use it, and helpers on top of it."""
 
 import ctypes
+import json
 import sys
 import textwrap
 import threading
@@ -20,6 +21,16 @@ DRIVERS = Path(__file__).resolve().parents[1]
 USLEEP = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
 GLOBAL, RELAXED = 0, 2  # modes of capture
 NON_BLOCKING, BLOCKING = 1, 0  # flags of streams
+
+
+class Owner:
+    """Stands for the stream object of a library: whoever holds it keeps the stream, until it dies."""
+
+    def __init__(self, stream, destroy):
+        self.stream, self.destroy = stream, destroy
+
+    def __del__(self):
+        self.destroy(self.stream)
 
 
 class Rig:
@@ -290,6 +301,29 @@ def python(code, simulated=True, **environment):
     return finished(
         prelude() + ("drivers()\n" if simulated else "") + textwrap.dedent(code), env=environment
     )
+
+
+REFUSED = """
+import json, numpy, dlbridge
+def refused(name):
+    try:
+        dlbridge.backend(name)
+    except dlbridge.BackendUnavailable as exc:
+        return str(exc)
+    raise AssertionError(name)
+print(json.dumps([refused(name) for name in {names!r}]))
+assert dlbridge.from_dlpack(numpy.ones(3)).tolist() == [1, 1, 1]
+"""
+
+
+def refusals(before="", simulated=True, **environment):
+    """What each of the backend's names says where it cannot be used; the CPU goes on."""
+    code = before + REFUSED.format(names=_rig.kinds)
+    done = python(code, simulated, **environment)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert len(said) == len(_rig.kinds)
+    return said
 
 
 class Fake:
