@@ -91,7 +91,8 @@ class Exporting:
 
 def operations(device: str) -> dict[str, Callable[[], object]]:
     """Name -> what is counted."""
-    host = np.arange(1024, dtype="f4")
+    # Not aligned, so that each device copies it: OpenCL may use aligned memory in place.
+    host = np.arange(1024 + 8, dtype="f4")[3 : 1024 + 3]
     ours, other = (bridge.empty(1024, "f4", device) for _ in range(2))
     theirs, as_theirs = Ready(device), Exporting(ours)
     return {

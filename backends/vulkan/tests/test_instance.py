@@ -170,8 +170,10 @@ def test_the_exit_goes_on_without_the_driver(vulkan, monkeypatch, error):
     def failing():
         raise error("no answer")
 
-    monkeypatch.setattr(vulkan.devices[0].queue, "mark", failing)
-    assert not list(vulkan.devices.pending())
+    queue = vulkan.devices[0].queue
+    before = len(list(vulkan.devices.pending()))  # other tests may have adopted devices
+    monkeypatch.setattr(queue, "mark", failing)
+    assert len(list(vulkan.devices.pending())) == before - 1
 
 
 def test_every_feature_of_the_docs_is_switched_on(vulkan, monkeypatch):
