@@ -10,12 +10,7 @@ import pytest
 
 import dlbridge
 from dlbridge import DLDeviceType
-from dlbridge.protocol import (
-    ADDRESS_DEVICES,
-    HOST_DEVICES,
-    SupportsHostView,
-    SupportsStreams,
-)
+from dlbridge.protocol import ADDRESS_DEVICES, HOST_DEVICES, SupportsStreams
 
 from .backend_moves import Lives, PublicCase, numbers, on_host
 
@@ -132,12 +127,10 @@ class ExchangeTests(PublicCase):
             assert np.array_equal(on_host(dlbridge.from_dlpack(capsule)), array)
         del alive
 
-    def test_host_view_of_a_tensor(self, backend: Any, where: str) -> None:
+    def test_host_view_of_a_tensor(self, device: DeviceUnderTest, where: str) -> None:
         """The device sees, after the block, the values that the host wrote in it."""
         tensor = dlbridge.to_device(numbers((6, 7)), where, copy=True)
-        if not isinstance(backend, SupportsHostView) or backend.host_view_refusal(
-            self.device_id, tensor.operand().data
-        ):
+        if not device.can_view(tensor.operand().data):
             with pytest.raises(BufferError), tensor.host_view():
                 pytest.fail("there is no host view")
             return

@@ -16,7 +16,7 @@ from dlbridge.protocol import (
     SupportsHostView,
 )
 
-from .backend_base import PAGES, BackendCase, DeviceUnderTest, random_bytes
+from .backend_base import PAGES, BackendCase, DeviceUnderTest, are_same, random_bytes
 
 __all__ = ["HostTests"]
 
@@ -53,11 +53,9 @@ class HostTests(BackendCase):
         for offset, nbytes in [(0, 70_000), (1, 1), (3, 130), (4096, 904), ((1 << 16) + 3, 904)]:
             span = device.span(data, offset, nbytes)
             address = device.host_view(span)
-            same = ctypes.string_at(address, nbytes) == content[offset : offset + nbytes]
-            assert same
+            assert are_same(ctypes.string_at(address, nbytes), content[offset : offset + nbytes])
             device.release_host_view(address)
-            same = device.read(data, 0, 70_000) == content
-            assert same
+            assert device.holds(data, content)
 
     def test_host_views_are_of_now(self, device: DeviceUnderTest) -> None:
         """A view, read-only or not, has the bytes of when it was asked for, and not older ones."""
@@ -68,8 +66,7 @@ class HostTests(BackendCase):
                 content = random_bytes(5000, seed)
                 device.write(data, 0, content)
                 address = device.host_view(span, writable=writable)
-                same = ctypes.string_at(address, 5000) == content
-                assert same
+                assert are_same(ctypes.string_at(address, 5000), content)
                 device.release_host_view(address)
 
     def test_host_view_writes(self, device: DeviceUnderTest) -> None:
@@ -97,14 +94,12 @@ class HostTests(BackendCase):
                 work = self.busy(mine) if seed == 0 else None
                 mine.upload(data, 0, content)
                 address = mine.host_view(span, writable=True)
-                same = ctypes.string_at(address, 30_000) == content
-                assert same
+                assert are_same(ctypes.string_at(address, 30_000), content)
                 ctypes.memmove(address, b"host", 4)
                 mine.release_host_view(address)
                 mine.download(data, 0, memoryview(into))
                 mine.synchronize()
-                same = into == b"host" + content[4:]
-                assert same
+                assert are_same(into, b"host" + content[4:])
                 del work
 
     def test_two_host_views_at_once(self, device: DeviceUnderTest) -> None:
@@ -174,8 +169,7 @@ class HostTests(BackendCase):
             assert second.data != first, "two imports have one handle"
         device.free(first)
         device.synchronize()
-        same = device.read(second.data, second.offset, PAGES) == bytes(pages)
-        assert same
+        assert device.holds(second.data, bytes(pages), second.offset)
 
     def test_read_only_import_is_not_written(
         self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
@@ -192,12 +186,10 @@ class HostTests(BackendCase):
             pytest.skip(f"no import: {exc}")
         if isinstance(backend, SupportsCopy):
             device.copy(device.span(target, 0, PAGES), device.span(data, offset, PAGES))
-            same = device.read(target, 0, PAGES) == before
-            assert same
+            assert device.holds(target, before)
         device.free(data)
         device.synchronize()
-        same = bytes(pages) == before
-        assert same
+        assert are_same(bytes(pages), before)
 
     @pytest.mark.skipif(sys.platform == "win32", reason="mmap has no prot there")
     def test_host_import_of_read_only_memory(self, device: DeviceUnderTest) -> None:

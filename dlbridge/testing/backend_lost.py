@@ -10,21 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlbridge.errors import DeviceError, DeviceLost, Error
-from dlbridge.protocol import (
-    Region,
-    SupportsCopy,
-    SupportsFill,
-    SupportsHostImport,
-    SupportsHostView,
-    SupportsStreams,
-    SupportsStridedCopy,
-)
+from dlbridge.protocol import SupportsStreams
 
 from .backend_base import PAGES, BackendCase, end_quietly, live_allocations
+from .backend_refusals import Calls
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable
 
     from .backend_base import DeviceUnderTest
 
@@ -39,45 +31,25 @@ class LostTests(BackendCase):
         if not self.lose_device(device.backend, device.device_id):
             pytest.skip("this device cannot be lost on request (lose_device)")
 
-    def uses(self, device: DeviceUnderTest, data: int, other: int) -> dict[str, Any]:
-        """Calls that need the device, by what they are."""
-        backend, region = device.backend, Region((2,), (128,), 64)
-        span, target = (device.span(each, 0, 256) for each in (data, other))
-        part, into = (device.span(each, 0, region.extent) for each in (data, other))
-        uses: dict[str, Callable[[], object]] = {
-            "copy_to_host": lambda: device.download(data, 0, memoryview(bytearray(256))),
-            "copy_from_host": lambda: device.upload(data, 0, memoryview(bytes(256))),
-        }
-        if isinstance(backend, SupportsCopy):
-            uses["copy"] = lambda: device.copy(target, span)
-        if isinstance(backend, SupportsFill):
-            uses["fill"] = lambda: device.fill(data, 0, 256, 1)
-        if isinstance(backend, SupportsStridedCopy):
-            host = memoryview(bytearray(256))
-            uses["copy_strided"] = lambda: device.copy_strided(into, region, part, region)
-            uses["copy_strided_to_host"] = lambda: device.copy_strided(host, region, part, region)
-            uses["copy_strided_from_host"] = lambda: device.copy_strided(into, region, host, region)
-        if isinstance(backend, SupportsStreams):
-            uses["synchronize"] = device.synchronize
-        if isinstance(backend, SupportsHostView) and not backend.host_view_refusal(
-            device.device_id, data
-        ):
-            uses["host_view"] = lambda: device.host_view(span)
-        return uses
-
     def test_lost_device(self, backend: Any, device: DeviceUnderTest) -> None:
         """Each use raises DeviceLost; memory can be dropped, and never comes back."""
         gc.collect()
         before = live_allocations(backend)
-        data, other = device.filled(b"d" * 256), device.allocate(256)
-        uses = self.uses(device, data, other)
+        calls = Calls(device)
+        data = device.filled(bytes(calls.nbytes))
+        span, views = device.span(data, 0, calls.nbytes), device.can_view(data)
         self.lose(device)
-        for name, use in uses.items():
+        for name in calls.names:
+            if name == "host_view" and not views:
+                continue
             try:
-                use()
+                getattr(calls, name)(span)
             except DeviceLost:
                 continue
             pytest.fail(f"{name} goes on with a device that is lost")
+        if isinstance(backend, SupportsStreams):
+            with pytest.raises(DeviceLost):
+                device.synchronize()
         try:
             device.stream = backend.current_stream(device.device_id)  # the last one has ended
             again = device.allocate(256)  # which may open the device again
@@ -88,9 +60,9 @@ class LostTests(BackendCase):
             device.write(again, 0, b"n" * 256)
             assert device.read(again, 0, 256) == b"n" * 256
             with pytest.raises(DeviceLost):
-                uses["copy_to_host"]()
+                calls.download(span)
             device.free(again)
-        for each in (data, other):
+        for each in (data, calls.other):
             end_quietly(partial(device.free, each))
         assert live_allocations(backend) == before
 
@@ -101,10 +73,7 @@ class LostTests(BackendCase):
         gc.collect()
         before, device_id, address = live_allocations(backend), device.device_id, host_pages[0]
         data = device.filled(b"d" * 256)
-        views = isinstance(backend, SupportsHostView)
-        views = views and not backend.host_view_refusal(device_id, data)
-        imports = isinstance(backend, SupportsHostImport)
-        imports = imports and not backend.host_import_refusal(device_id, address, PAGES, True)
+        views, imports = device.can_view(data), device.can_import(address)
         if not views and not imports:
             pytest.skip("host and device share no memory")
         view = device.host_view(device.span(data, 0, 256), writable=True) if views else 0

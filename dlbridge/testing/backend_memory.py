@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
-from dlbridge.protocol import ADDRESS_DEVICES, SupportsCopy, SupportsFill
+from dlbridge.protocol import ADDRESS_DEVICES, SupportsCopy, SupportsDeviceInfo, SupportsFill
 
-from .backend_base import BackendCase, DeviceUnderTest, live_allocations, random_bytes
+from .backend_base import BackendCase, DeviceUnderTest, are_same, live_allocations, random_bytes
 
 __all__ = ["CHUNKED", "MemoryTests"]
 
@@ -32,10 +32,8 @@ class MemoryTests(BackendCase):
         content = random_bytes(nbytes, seed=2)
         data = device.filled(around)
         device.write(data, offset, content)
-        assert device.read(data, offset, nbytes) == content
-        assert device.read(data, 0, len(around)) == (
-            around[:offset] + content + around[offset + nbytes :]
-        )
+        assert device.holds(data, content, offset)
+        assert device.holds(data, around[:offset] + content + around[offset + nbytes :])
 
     @pytest.mark.parametrize("nbytes", CHUNKED)
     def test_round_trip_of_chunks(self, device: DeviceUnderTest, nbytes: int) -> None:
@@ -45,10 +43,8 @@ class MemoryTests(BackendCase):
         content = random_bytes(nbytes, seed=2)
         data = device.filled(around)
         device.write(data, 7, content)
-        same = device.read(data, 0, len(around)) == around[:7] + content + around[7 + nbytes :]
-        assert same  # not in one line: pytest would print megabytes of difference
-        same = device.read(data, 8, nbytes - 1) == content[1:]
-        assert same
+        assert device.holds(data, around[:7] + content + around[7 + nbytes :])
+        assert device.holds(data, content[1:], 8)
 
     @pytest.mark.parametrize("nbytes", CHUNKED)
     def test_fill_of_chunks(self, device: DeviceUnderTest, nbytes: int) -> None:
@@ -58,9 +54,7 @@ class MemoryTests(BackendCase):
         around = random_bytes(nbytes + 12)
         data = device.filled(around)
         device.fill(data, 7, nbytes, 0x5A)
-        want = around[:7] + b"\x5a" * nbytes + around[7 + nbytes :]
-        same = device.read(data, 0, len(around)) == want
-        assert same
+        assert device.holds(data, around[:7] + b"\x5a" * nbytes + around[7 + nbytes :])
 
     @pytest.mark.parametrize("nbytes", CHUNKED)
     def test_copy_of_chunks(self, device: DeviceUnderTest, nbytes: int) -> None:
@@ -70,16 +64,12 @@ class MemoryTests(BackendCase):
         content = random_bytes(nbytes)
         source, target = device.filled(content), device.filled(b"-" * 12 + bytes(nbytes))
         device.copy(device.span(target, 7, nbytes - 3), device.span(source, 3, nbytes - 3))
-        same = device.read(target, 0, 12 + nbytes) == (
-            b"-" * 7 + content[3:] + bytes(12 + nbytes)[-8:]
-        )
-        assert same
+        assert device.holds(target, b"-" * 7 + content[3:] + bytes(12 + nbytes)[-8:])
 
     def test_large_round_trip(self, device: DeviceUnderTest) -> None:
         """`max_nbytes` at once: more than every staging buffer and inline limit."""
         content = random_bytes(self.max_nbytes)
-        same = device.read(device.filled(content), 0, len(content)) == content
-        assert same
+        assert device.holds(device.filled(content), content)
 
     def test_round_trip_on_every_device(self, devices: list[DeviceUnderTest]) -> None:
         """Each device has memory of its own."""
@@ -125,13 +115,11 @@ class MemoryTests(BackendCase):
             source = kind(b"-" + content + b"-")
             device.upload(data, 0, memoryview(source)[1:-1])
             device.synchronize()
-            same = source == b"-" + content + b"-"
-            assert same, "the source has changed"
+            assert are_same(source, b"-" + content + b"-"), "the source has changed"
             into = bytearray(b"+" * (nbytes + 9))
             device.download(data, 0, memoryview(into)[1:-8])
             device.synchronize()
-            same = into == b"+" + content + b"+" * 8
-            assert same
+            assert are_same(into, b"+" + content + b"+" * 8)
 
     def content_limit(self, device: DeviceUnderTest) -> int:
         """`Facts.content_limit`, or a skip where the backend makes no memory with content."""
@@ -156,8 +144,7 @@ class MemoryTests(BackendCase):
                 source[:] = bytes(len(source))
                 if on.backend.device_type in ADDRESS_DEVICES:
                     assert data % 256 == 0
-                same = on.read(data, 0, nbytes) == content
-                assert same
+                assert on.holds(data, content)
                 on.write(data, nbytes - 1, b"!")
                 assert on.read(data, 0, nbytes)[-1:] == b"!"
                 on.free(data)
@@ -195,8 +182,20 @@ class MemoryTests(BackendCase):
         data = device.filled(around)
         device.fill(data, offset, nbytes, value)
         want = around[:offset] + bytes([value]) * nbytes + around[offset + nbytes :]
-        same = device.read(data, 0, len(around)) == want
-        assert same
+        assert device.holds(data, want)
+
+    def test_kept_memory_is_no_lack(self, device: DeviceUnderTest) -> None:
+        """Freed memory that is kept is given back before a request is refused."""
+        self.need(device.backend, SupportsDeviceInfo)
+        memory: Any = device.backend.device_info(device.device_id).get("memory")
+        if not self.may_fill or not memory:
+            pytest.skip("tests may not use all the device's memory (may_fill)")
+        for part in (2, 3, 5):  # of another size, so that what is kept does not fit
+            held = [device.allocate(memory // (part + 1)) for _ in range(part)]
+            for data in held:
+                device.free(data)
+            device.synchronize()
+        device.free(device.allocate(memory * 3 // 4))
 
     @pytest.mark.parametrize("nbytes", [1 << 50, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
     def test_too_much_is_refused(self, device: DeviceUnderTest, nbytes: int) -> None:

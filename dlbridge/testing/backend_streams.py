@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,6 +11,9 @@ from dlbridge.errors import Error
 from dlbridge.protocol import SupportsStreams
 
 from .backend_base import BackendCase, DeviceUnderTest
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 __all__ = ["StreamTests"]
 
@@ -23,25 +26,21 @@ FORBIDDEN_STREAMS = {
 """Integers that the array API (2025.12, ``__dlpack__``) forbids."""
 
 
-class StreamTests(BackendCase):
+class StreamTests(BackendCase, needs=SupportsStreams):
     """`SupportsStreams`, apart from the order of the work."""
 
-    def test_current_stream_is_a_stream(self, backend: Any, devices: list[DeviceUnderTest]) -> None:
-        """The current stream can be waited for, on every device."""
-        for device in devices:
-            stream = backend.current_stream(device.device_id)
-            assert isinstance(stream, int)
-            if isinstance(backend, SupportsStreams):
-                backend.synchronize(device.device_id, stream)
-
-    def test_current_stream_is_the_threads_own(self, device: DeviceUnderTest) -> None:
-        """A stream that one thread makes current is not the current one of another."""
-        backend, device_id = device.backend, device.device_id
-        self.need(backend, SupportsStreams)
+    def current(self, backend: Any, device_id: int) -> tuple[Any, AbstractContextManager[object]]:
+        """A new stream, and a block in which it is current; or a skip where there is none."""
         stream = self.make_stream(backend, device_id)
         block = None if stream is None else self.make_current(backend, device_id, stream)
         if block is None:
             pytest.skip("no stream can be made current here (make_current)")
+        return stream, block
+
+    def test_current_stream_is_the_threads_own(self, device: DeviceUnderTest) -> None:
+        """A stream that one thread makes current is not the current one of another."""
+        backend, device_id = device.backend, device.device_id
+        stream, block = self.current(backend, device_id)
         with ThreadPoolExecutor(1) as other:
 
             def elsewhere() -> int:
@@ -58,13 +57,10 @@ class StreamTests(BackendCase):
     def test_current_stream_is_the_devices_own(self, devices: list[DeviceUnderTest]) -> None:
         """A stream that is made current on one device is not the current one of another."""
         backend = devices[0].backend
-        self.need(backend, SupportsStreams)
+        if len(devices) < 2:
+            pytest.skip("there is one device")
         for device in devices:
-            stream = self.make_stream(backend, device.device_id)
-            current = backend, device.device_id, stream
-            block = None if stream is None else self.make_current(*current)
-            if block is None or len(devices) < 2:
-                pytest.skip("there are no current streams of two devices (make_current)")
+            _, block = self.current(backend, device.device_id)
             others = [each.device_id for each in devices if each is not device]
             before = [backend.current_stream(other) for other in others]
             with block:
@@ -73,11 +69,7 @@ class StreamTests(BackendCase):
     def test_none_is_the_default_stream(self, device: DeviceUnderTest) -> None:
         """Whatever stream is the current one: None is no question about it."""
         backend, device_id = device.backend, device.device_id
-        self.need(backend, SupportsStreams)
-        stream = self.make_stream(backend, device_id)
-        block = None if stream is None else self.make_current(backend, device_id, stream)
-        if block is None:
-            pytest.skip("no stream can be made current here (make_current)")
+        _, block = self.current(backend, device_id)
         before = backend.normalize_stream(device_id, None)
         with block:
             assert backend.normalize_stream(device_id, None) == before
@@ -85,7 +77,6 @@ class StreamTests(BackendCase):
     def test_none_is_a_stream(self, device: DeviceUnderTest) -> None:  # S1 S2 S11 S16
         """None means the default stream."""
         backend = device.backend
-        self.need(backend, SupportsStreams)
         stream = backend.normalize_stream(device.device_id, None)
         assert isinstance(stream, int)
         assert stream != -1
@@ -93,7 +84,6 @@ class StreamTests(BackendCase):
 
     def test_minus_one_is_no_order(self, backend: Any) -> None:  # S1 S3 S11 S16
         """-1, which means no ordering, is returned unchanged."""
-        self.need(backend, SupportsStreams)
         assert backend.normalize_stream(self.device_id, -1) == -1
 
     @pytest.mark.parametrize(  # S9 S10
@@ -103,20 +93,17 @@ class StreamTests(BackendCase):
     )
     def test_no_stream_at_all(self, backend: Any, stream: object) -> None:
         """A bool is refused, because True would be CUDA's legacy stream."""
-        self.need(backend, SupportsStreams)
         with pytest.raises(TypeError, match="stream"):
             backend.normalize_stream(self.device_id, stream)
 
     @pytest.mark.parametrize("stream", [-2, -(1 << 40)])
     def test_negative_streams(self, backend: Any, stream: int) -> None:  # S8
         """Only -1 has a meaning."""
-        self.need(backend, SupportsStreams)
         with pytest.raises((ValueError, TypeError), match="stream"):
             backend.normalize_stream(self.device_id, stream)
 
     def test_unknown_streams(self, backend: Any) -> None:
         """A number that names no stream is refused, or stays itself: it becomes no other stream."""
-        self.need(backend, SupportsStreams)
         unknown = 0x7FF0_DEAD_BEE8_0000
         try:
             found = backend.normalize_stream(self.device_id, unknown)
@@ -126,7 +113,6 @@ class StreamTests(BackendCase):
 
     def test_streams_of_other_devices(self, backend: Any, devices: list[DeviceUnderTest]) -> None:
         """A stream of another device is refused, or keeps its handle, which is of no use here."""
-        self.need(backend, SupportsStreams)
         others = [each.device_id for each in devices if each.device_id != self.device_id]
         made = [(other, self.make_stream(backend, other)) for other in others]
         if not made or made[0][1] is None:
