@@ -116,7 +116,7 @@ def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _empty_shared(where: Device, kind: DType, extents: tuple[int, ...], alignment: int) -> Tensor:
-    from dlbridge.core.processes.host_blocks import PAGE
+    from dlbridge.core.processes.blocks import PAGE
     from dlbridge.core.processes.shared_tensors import empty_shared
 
     if alignment > PAGE:
