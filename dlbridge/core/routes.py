@@ -24,13 +24,13 @@ from dlbridge.core.libraries.like import Conversion
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, library_of
 from dlbridge.core.moves.plans import (
     Step,
+    is_recording,
     plan_by_library,
     plan_move,
     why_no_host_import,
     why_no_host_view,
 )
 from dlbridge.core.moves.progress import reporter
-from dlbridge.core.moves.traces import is_recording
 from dlbridge.core.moves.transfer import STEPS, allocate_with, run
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.plugins.streams import stream_block

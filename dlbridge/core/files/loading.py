@@ -14,9 +14,8 @@ from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import find_library
 from dlbridge.core.moves.copies import copy_elements, packed_bytes
 from dlbridge.core.moves.host_views import host_view
-from dlbridge.core.moves.plans import Plan, plan_move, why_no_host_view
+from dlbridge.core.moves.plans import Plan, plan_move, record, why_no_host_view
 from dlbridge.core.moves.progress import Tally, reporter
-from dlbridge.core.moves.traces import record
 from dlbridge.core.moves.transfer import allocate, run
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.public import public

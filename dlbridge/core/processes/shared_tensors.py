@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.implementation_details.ends import fork_lock
 from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.moves.filling import fill
 from dlbridge.core.moves.plans import why_no_host_import
-from dlbridge.core.moves.transfer import allocate, move
+from dlbridge.core.moves.transfer import allocate, fill, move
 from dlbridge.core.processes.blocks import (
     DeviceBlock,
     Mapping,
