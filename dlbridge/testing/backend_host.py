@@ -149,17 +149,22 @@ class HostTests(BackendCase):
         assert after[:misaligned] == before[:misaligned]
         assert after[misaligned + nbytes :] == before[misaligned + nbytes :]
 
+    def imported(
+        self, device: DeviceUnderTest, address: int, readonly: bool = False
+    ) -> tuple[int, int]:
+        """``data`` and offset of the `PAGES` in place, or a skip with the refusal."""
+        self.need(device.backend, SupportsHostImport)
+        try:
+            return device.import_host(address, PAGES, readonly)
+        except Error as exc:
+            pytest.skip(f"no import: {exc}")
+
     def test_two_imports_of_one_address(
         self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
     ) -> None:
         """The second is refused, or lives on when the first has ended."""
-        backend = device.backend
-        self.need(backend, SupportsHostImport)
-        address, pages = host_pages
-        try:
-            first, _ = device.import_host(address, PAGES)
-        except Error as exc:
-            pytest.skip(f"no import: {exc}")
+        backend, (address, pages) = device.backend, host_pages
+        first, _ = self.imported(device, address)
         try:
             second = backend.import_host(device.device_id, address, PAGES, False, device.stream)
         except Error as exc:
@@ -175,16 +180,10 @@ class HostTests(BackendCase):
         self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
     ) -> None:
         """Neither the import, nor a copy from it, nor its end changes a byte."""
-        backend = device.backend
-        self.need(backend, SupportsHostImport)
         address, pages = host_pages
-        before = bytes(pages)
-        target = device.allocate(PAGES)
-        try:
-            data, offset = device.import_host(address, PAGES, readonly=True)
-        except Error as exc:
-            pytest.skip(f"no import: {exc}")
-        if isinstance(backend, SupportsCopy):
+        before, target = bytes(pages), device.allocate(PAGES)
+        data, offset = self.imported(device, address, readonly=True)
+        if isinstance(device.backend, SupportsCopy):
             device.copy(device.span(target, 0, PAGES), device.span(data, offset, PAGES))
             assert device.holds(target, before)
         device.free(data)
@@ -194,8 +193,7 @@ class HostTests(BackendCase):
     @pytest.mark.skipif(sys.platform == "win32", reason="mmap has no prot there")
     def test_host_import_of_read_only_memory(self, device: DeviceUnderTest) -> None:
         """Pages that may not be written (a mapped file) can be read, or are refused."""
-        backend = device.backend
-        self.need(backend, SupportsHostImport)
+        self.need(device.backend, SupportsHostImport)
         with mmap.mmap(-1, PAGES, prot=mmap.PROT_READ) as pages:
             import numpy as np
 
@@ -215,20 +213,15 @@ class HostTests(BackendCase):
 
         The work has written what it had to write, and has read what was there.
         """
-        backend = device.backend
-        self.need(backend, SupportsHostImport)
         address, pages = host_pages
-        half = PAGES // 2
+        half, copies = PAGES // 2, isinstance(device.backend, SupportsCopy)
         for mine in self.each_stream(device):
             new, old = random_bytes(half, seed=1), bytes(pages[half:])
             source, sink, into = mine.filled(new), mine.filled(bytes(half)), bytearray(half)
-            try:
-                data, offset = mine.import_host(address, PAGES)
-            except Error as exc:
-                pytest.skip(f"no import: {exc}")
+            data, offset = self.imported(mine, address)
             first, second = mine.span(data, offset, half), mine.span(data, offset + half, half)
             work = self.busy(mine)
-            if isinstance(backend, SupportsCopy):
+            if copies:
                 mine.copy(first, mine.span(source, 0, half))
                 mine.copy(mine.span(sink, 0, half), second)
             else:
@@ -238,6 +231,6 @@ class HostTests(BackendCase):
             written = bytes(pages[:half])
             pages[:] = later = random_bytes(PAGES, seed=2)
             mine.synchronize()
-            read = mine.read(sink, 0, half) if isinstance(backend, SupportsCopy) else bytes(into)
+            read = mine.read(sink, 0, half) if copies else bytes(into)
             assert [written == new, read == old, bytes(pages) == later] == [True] * 3
             del work

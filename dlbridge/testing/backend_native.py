@@ -72,6 +72,14 @@ class Owner:
             self.device.free(self.data)
 
 
+def described(
+    device: DeviceUnderTest, owner: Owner | None, shape: tuple[int, ...], dtype: str = "float32"
+) -> NativeArray:
+    """A compact array on the memory of *owner*; None: of no elements."""
+    data, who = (0, object()) if owner is None else (owner.data, owner)
+    return NativeArray(device.device_id, data, 0, dtype, shape, None, readonly=False, owner=who)
+
+
 class NativeTests(PublicCase, needs=SupportsNative):
     """`SupportsNative`."""
 
@@ -85,18 +93,8 @@ class NativeTests(PublicCase, needs=SupportsNative):
     ) -> tuple[NativeArray, bytes]:
         """An array of `ELEMENTS` float32 values or a part of them, and all their bytes."""
         content = random_bytes(ELEMENTS * ITEMSIZE)
-        owner = Owner(device, content)
-        array = NativeArray(
-            device.device_id,
-            owner.data,
-            offset,
-            "float32",
-            shape,
-            strides,
-            readonly=readonly,
-            owner=owner,
-        )
-        return array, content
+        array = described(device, Owner(device, content), shape)
+        return array._replace(offset=offset, strides=strides, readonly=readonly), content
 
     def same(self, backend: Any, again: NativeArray | None, array: NativeArray) -> None:
         """Assert that *again* describes the same elements as *array*."""
@@ -124,10 +122,7 @@ class NativeTests(PublicCase, needs=SupportsNative):
         """Type and device are kept, on every device, or refused by an error that says why."""
         backend = devices[0].backend
         for device in devices:
-            owner = Owner(device, random_bytes(32))
-            array = NativeArray(
-                device.device_id, owner.data, 0, dtype, (2,), None, readonly=False, owner=owner
-            )
+            array = described(device, Owner(device, random_bytes(32)), (2,), dtype=dtype)
             native = unless_refused(partial(backend.to_native, array))
             if native is not None:
                 self.same(backend, backend.from_native(native), array)
@@ -160,9 +155,7 @@ class NativeTests(PublicCase, needs=SupportsNative):
         """An array without elements keeps its shape, or is refused."""
         backend = device.backend
         for shape in ((0,), (0, 3), (3, 0)):
-            array = NativeArray(
-                device.device_id, 0, 0, "float32", shape, None, readonly=False, owner=object()
-            )
+            array = described(device, None, shape)
             native = unless_refused(partial(backend.to_native, array))
             if native is None:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -52,9 +52,9 @@ class Scene:
         self.source, self.target = (mine.filled(bytes(self.NBYTES)) for _ in range(2))
         self.values = {value: mine.filled(bytes([value]) * self.NBYTES) for value in (1, 2)}
         others = [each for each in devices if each.device_id != mine.device_id]
-        self.elsewhere = others[0] if others else None
-        if self.elsewhere:
-            self.away = self.elsewhere.filled(b"\2" * self.NBYTES)
+        self.away: Any = None
+        if others:
+            self.away = others[0].span(others[0].filled(b"\2" * self.NBYTES), 0, self.NBYTES)
         self.host = memoryview(bytearray(b"\2" * self.NBYTES))
         self.into = memoryview(bytearray(self.NBYTES))
 
@@ -74,23 +74,17 @@ class Scene:
         """The work of the kind in question."""
         mine, region = self.mine, self.REGION
         source, target = (mine.span(data, 0, region.extent) for data in (self.source, self.target))
-        if operation == "copy":
-            mine.copy(self.whole(self.target), self.whole(self.source))
-        elif operation == "copy from another device":
-            assert self.elsewhere
-            mine.copy(self.whole(self.target), self.elsewhere.span(self.away, 0, self.NBYTES))
-        elif operation == "fill":
-            mine.fill(self.target, 0, self.NBYTES, 2)
-        elif operation == "copy_from_host":
-            mine.upload(self.target, 0, self.host)
-        elif operation == "copy_to_host":
-            mine.download(self.source, 0, self.into)
-        elif operation == "copy_strided":
-            mine.copy_strided(target, region, source, region)
-        elif operation == "copy_strided_from_host":
-            mine.copy_strided(target, region, self.host, region)
-        else:
-            mine.copy_strided(self.into, region, source, region)
+        whole = self.whole(self.target)
+        {
+            "copy": lambda: mine.copy(whole, self.whole(self.source)),
+            "copy from another device": lambda: mine.copy(whole, self.away),
+            "fill": lambda: mine.fill(self.target, 0, self.NBYTES, 2),
+            "copy_from_host": lambda: mine.upload(self.target, 0, self.host),
+            "copy_to_host": lambda: mine.download(self.source, 0, self.into),
+            "copy_strided": lambda: mine.copy_strided(target, region, source, region),
+            "copy_strided_from_host": lambda: mine.copy_strided(target, region, self.host, region),
+            "copy_strided_to_host": lambda: mine.copy_strided(self.into, region, source, region),
+        }[operation]()
 
     def result(self, operation: str) -> bytes:
         """What the later work has written first, once all is done."""
@@ -126,7 +120,7 @@ class OrderTests(BackendCase):
         if mine is device:
             pytest.skip("there is one stream (make_stream)")
         scene = Scene(mine, devices)
-        if operation == "copy from another device" and scene.elsewhere is None:
+        if operation == "copy from another device" and scene.away is None:
             pytest.skip("there is one device")
         work = self.busy(mine)
         scene.earlier(operation)
