@@ -191,13 +191,7 @@ class Plan:
             "target": str(self.target),
             "nbytes": self.nbytes,
             "steps": [
-                {
-                    "kind": step.kind,
-                    "source": str(step.source),
-                    "target": str(step.target),
-                    "nbytes": step.nbytes,
-                    "reason": step.reason,
-                }
+                {**step._asdict(), "source": str(step.source), "target": str(step.target)}
                 for step in self.steps
             ],
         }
@@ -219,16 +213,7 @@ def plan_move(
     """
     if copy is not None:
         check_copy(copy)
-    may_copy = copy is not False
-    plan = Plan(
-        operand.dtype,
-        operand.shape,
-        origin,
-        operand.device,
-        target,
-        may_copy=may_copy,
-        alignment=alignment,
-    )
+    plan = _plan_for(operand, target, copy, alignment, origin)
     _plan_steps(plan, operand, "copy=True was asked for" if copy is True else "")
     if alignment > 1 and not plan.copies:
         unaligned = why_not_aligned(operand, alignment)
@@ -237,7 +222,7 @@ def plan_move(
             _plan_steps(plan, operand, unaligned)
     if not operand.contiguous and operand.dtype.is_subbyte and not operand.padded and plan.copies:
         require_compact(operand)  # before a driver is called
-    if not may_copy:
+    if not plan.may_copy:
         for step in plan.steps:
             if step.nbytes:
                 raise ExchangeError(
@@ -245,6 +230,14 @@ def plan_move(
                     f"{bytes_text(step.nbytes)}: {step.reason}; pass copy=None to allow it"
                 )
     return plan
+
+
+def _plan_for(
+    operand: Operand, target: Device, copy: bool | None, alignment: int, origin: str = ""
+) -> Plan:
+    """A plan without steps."""
+    what = operand.dtype, operand.shape, origin, operand.device, target
+    return Plan(*what, may_copy=copy is not False, alignment=alignment)
 
 
 def _plan_steps(plan: Plan, operand: Operand, forced: str) -> None:
@@ -282,15 +275,7 @@ def plan_by_library(
     operand: Operand, target: Device, copy: bool | None, alignment: int = 1
 ) -> Plan:
     """The plan for a tensor of a device that only its own library can read."""
-    plan = Plan(
-        operand.dtype,
-        operand.shape,
-        "",
-        operand.device,
-        target,
-        may_copy=copy is not False,
-        alignment=alignment,
-    )
+    plan = _plan_for(operand, target, copy, alignment)
     nbytes = 0 if copy is False else operand.nbytes
     reason = f"no backend here serves {operand.device}; the library of the array is asked"
     plan.add("by library", operand.device, target, nbytes, reason)
