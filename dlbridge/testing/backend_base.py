@@ -35,19 +35,6 @@ if TYPE_CHECKING:
 
     from dlbridge.protocol import Allocation, ExportedMemory
 
-__all__ = [
-    "PAGES",
-    "BackendCase",
-    "DeviceUnderTest",
-    "are_same",
-    "end_quietly",
-    "live_allocations",
-    "open_files",
-    "random_bytes",
-    "run_python",
-    "side",
-]
-
 PAGES = 4 * mmap.PAGESIZE
 """Bytes of the host memory that is imported."""
 

@@ -15,8 +15,6 @@ from dlbridge.core.plugins.contract import contracts, members
 
 from .backend_base import SCENE, BackendCase, DeviceUnderTest, run_python
 
-__all__ = ["ContractTests"]
-
 GROUP = "dlbridge.backends"
 """The group of entry points, as `dlbridge.protocol` names it."""
 

@@ -13,8 +13,6 @@ from dlbridge.protocol import Region, SupportsCopy, SupportsFill, SupportsStride
 from .backend_base import BackendCase, DeviceUnderTest, are_same, random_bytes
 from .backend_memory import CHUNKED
 
-__all__ = ["CopyTests"]
-
 SHAPE = (3, 4, 2, 3, 2, 2, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1)
 """Runs per strided dimension, innermost first."""
 

@@ -18,8 +18,6 @@ from dlbridge.protocol import (
 
 from .backend_base import PAGES, BackendCase, DeviceUnderTest, are_same, random_bytes
 
-__all__ = ["HostTests"]
-
 
 class HostTests(BackendCase):
     """`SupportsHostView` and `SupportsHostImport`."""

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable
 
-__all__ = ["LeakTests", "malloc_bytes", "resident_bytes", "slope"]
-
 ROUNDS = 8
 
 LIMITS = {"malloc's bytes": 512, "resident bytes": 4096}

@@ -21,8 +21,6 @@ from .backend_moves import DTYPES, PublicCase, numbers, on_host, padded_tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NativeTests"]
-
 ELEMENTS = 40
 ITEMSIZE = 4
 

@@ -13,8 +13,6 @@ from .backend_base import BackendCase
 if TYPE_CHECKING:
     import subprocess
 
-__all__ = ["ProcessTests"]
-
 START = """
 import gc, os, signal, threading
 import numpy as np

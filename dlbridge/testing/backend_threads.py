@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from dlbridge.protocol import Allocation
 
-__all__ = ["ThreadTests"]
-
 THREADS = 8
 
 FINALIZERS = """
