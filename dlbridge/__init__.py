@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     )
     from .core.interfaces.exporter import Exporter as Exporter
     from .core.moves.host_views import HostView as HostView
-    from .core.moves.plans import Plan as Plan, Step as Step
-    from .core.moves.traces import Trace as Trace, trace as trace
+    from .core.moves.plans import Plan as Plan, Step as Step, Trace as Trace, trace as trace
     from .core.plugins.lookup import device as device, devices as devices, trim as trim
     from .core.plugins.registry import (
         backend as backend,
@@ -99,8 +98,7 @@ _PUBLIC = {
     "core.interfaces.anything": "device_of",
     "core.interfaces.exporter": "Exporter",
     "core.moves.host_views": "HostView",
-    "core.moves.plans": "Plan Step",
-    "core.moves.traces": "Trace trace",
+    "core.moves.plans": "Plan Step Trace trace",
     "core.processes.pickles": "unpickle_to",
     "core.plugins.lookup": "device devices trim",
     "core.plugins.registry": "backend backends register_backend",

@@ -137,7 +137,7 @@ def foreign_private_uses(tree):
         if isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.endswith("_")
-        and node.attr != "_replace"  # of named tuples, and public
+        and node.attr not in ("_replace", "_asdict")  # of named tuples, and public
         and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
         and node.attr not in own
     ]

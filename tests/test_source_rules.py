@@ -39,7 +39,7 @@ LOCKS_IN_CHILDREN = {
 # ends when it is collected: later, and perhaps in another thread. Here that does no harm.
 LATE_GENERATORS = {
     "dlbridge/core/moves/progress.py",  # a bar
-    "dlbridge/core/moves/traces.py",  # restores what its own thread had
+    "dlbridge/core/moves/plans.py",  # restores what its own thread had
     "dlbridge/core/processes/pickles.py",  # likewise
     "dlbridge/core/plugins/streams.py",  # likewise
     "dlbridge/ffi/calls.py",  # does nothing in another thread

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.exports import check_host_stream
-from dlbridge.core.implementation_details.finalizers import report
+from dlbridge.core.implementation_details.ends import report
 from dlbridge.core.implementation_details.handlers import (
     RESUME,
     handlers_exception,

@@ -7,8 +7,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from dlbridge.core.dlpack.structs import MAX_NDIM
-from dlbridge.core.moves.filling import fill, pattern_of
-from dlbridge.core.moves.transfer import allocate, check_alignment
+from dlbridge.core.moves.transfer import allocate, check_alignment, fill, pattern_of
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import FOUND, find_device
 from dlbridge.core.public import public
@@ -116,7 +115,7 @@ def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _empty_shared(where: Device, kind: DType, extents: tuple[int, ...], alignment: int) -> Tensor:
-    from dlbridge.core.processes.host_blocks import PAGE
+    from dlbridge.core.processes.blocks import PAGE
     from dlbridge.core.processes.shared_tensors import empty_shared
 
     if alignment > PAGE:

@@ -22,15 +22,8 @@ from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of
 from dlbridge.core.libraries.like import Conversion
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, library_of
-from dlbridge.core.moves.plans import (
-    Step,
-    plan_by_library,
-    plan_move,
-    why_no_host_import,
-    why_no_host_view,
-)
+from dlbridge.core.moves.plans import Step, is_recording, plan_by_library, plan_move
 from dlbridge.core.moves.progress import reporter
-from dlbridge.core.moves.traces import is_recording
 from dlbridge.core.moves.transfer import STEPS, allocate_with, run
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.plugins.streams import stream_block
@@ -183,9 +176,8 @@ def _upload(cls: type, importer: Function | None, target: Device) -> Function:
             return None
         if plugin_of(target) is not plugin:
             return None  # another backend was registered by that name
-        copied = plugin.host_import_refusal is None or why_no_host_import(
-            address_of(array), nbytes, target
-        )
+        refusal = plugin.host_import_refusal
+        copied = refusal is None or refusal(target.index, address_of(array), nbytes, False)
         if copied and nbytes <= plugin.content_limit:
             return allocate_with(plugin, target, array.data.cast("B"), dtype, array.shape)[0]
         if is_numpy:
@@ -211,7 +203,8 @@ def _download(tensor: Tensor) -> Tensor | None:
         plugin = plugin_of(device)
     except BackendUnavailable:  # the plan says it better
         return None
-    copied = plugin.host_view_refusal is None or why_no_host_view(operand, plugin)
+    refusal = plugin.host_view_refusal
+    copied = refusal is None or refusal(device.index, operand.data)
     step = STEPS["download" if copied else "host view"]
     return step(tensor, operand, _CPU, None, 1)[0]
 

@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.implementation_details.finalizers import wait_for
+from dlbridge.core.implementation_details.ends import wait_for
 from dlbridge.core.implementation_details.handlers import (
     handlers_exception,
     raise_when_dropped,

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from .backend_contract import ContractTests
 from .backend_copy import CopyTests
-from .backend_exchange import ExchangeTests
-from .backend_exportable import ExportableTests
 from .backend_host import HostTests
 from .backend_leaks import LeakTests
-from .backend_lost import LostTests
-from .backend_memory import MemoryTests
-from .backend_moves import MoveTests
+from .backend_memory import ExportableTests, MemoryTests, TrimTests
+from .backend_moves import ExchangeTests, MoveTests
 from .backend_native import NativeTests
-from .backend_order import OrderTests
+from .backend_order import OrderTests, StreamTests
 from .backend_process import ProcessTests
-from .backend_refusals import RefusalTests
-from .backend_streams import StreamTests
+from .backend_refusals import LostTests, RefusalTests
 from .backend_threads import ThreadTests
-from .backend_trim import TrimTests
-
-__all__ = ["BackendTests"]
 
 
 class BackendTests(

@@ -24,6 +24,8 @@ from dlbridge.protocol import (
     Span,
     SupportsCopy,
     SupportsDeviceInfo,
+    SupportsHostImport,
+    SupportsHostView,
     SupportsStreams,
 )
 
@@ -33,19 +35,24 @@ if TYPE_CHECKING:
 
     from dlbridge.protocol import Allocation, ExportedMemory
 
-__all__ = [
-    "PAGES",
-    "BackendCase",
-    "DeviceUnderTest",
-    "end_quietly",
-    "live_allocations",
-    "open_files",
-    "random_bytes",
-    "side",
-]
-
 PAGES = 4 * mmap.PAGESIZE
 """Bytes of the host memory that is imported."""
+
+
+SCENE = """
+import sys
+import dlbridge
+
+name, device_id, patience = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+def load():
+    try:
+        return dlbridge.backend(name)
+    except dlbridge.BackendUnavailable as exc:
+        print(exc)
+        sys.exit(77)
+"""
+"""How a scene of `BackendCase.in_new_process` begins."""
 
 
 def live_allocations(backend: Any) -> int:
@@ -74,6 +81,22 @@ def end_quietly(end: Callable[[], object]) -> None:
 def random_bytes(nbytes: int, seed: int = 0) -> bytes:
     """Bytes that do not repeat, so that a piece in the wrong place is noticed."""
     return random.Random(seed).randbytes(nbytes)
+
+
+def are_same(found: object, wanted: object) -> bool:
+    """Whether the two are equal: pytest would print megabytes of difference for ``==``."""
+    return found == wanted
+
+
+def run_python(
+    code: str, *arguments: object, limit: float = 120, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The result of *code* in a process of its own, with more variables in its *environment*."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    variables = {**os.environ, **(environment or {})}
+    return subprocess.run(
+        command, env=variables, capture_output=True, text=True, check=False, timeout=limit
+    )
 
 
 def side(
@@ -207,6 +230,22 @@ class DeviceUnderTest:
         self.synchronize()
         return bytes(into)
 
+    def holds(self, data: int, content: bytes | memoryview, offset: int = 0) -> bool:
+        """Whether these bytes are there once all work on the stream is done; as `are_same`."""
+        return self.read(data, offset, len(content)) == content
+
+    def can_view(self, data: int) -> bool:
+        """Whether the host can address the memory."""
+        if not isinstance(self.backend, SupportsHostView):
+            return False
+        return not self.backend.host_view_refusal(self.device_id, data)
+
+    def can_import(self, address: int) -> bool:
+        """Whether the device can use the `PAGES` there in place."""
+        if not isinstance(self.backend, SupportsHostImport):
+            return False
+        return not self.backend.host_import_refusal(self.device_id, address, PAGES, True)
+
     def synchronize(self) -> None:
         """Wait for the stream, if there are streams."""
         if isinstance(self.backend, SupportsStreams):
@@ -228,6 +267,13 @@ class BackendCase:
 
     name: str
     """The entry point's name, as in device strings."""
+
+    def __init_subclass__(cls, needs: type | None = None) -> None:
+        """Have the tests that *cls* defines skipped where a backend lacks what it *needs*."""
+        super().__init_subclass__()
+        for name, test in vars(cls).items() if needs else ():
+            if name.startswith("test_"):
+                test.needs = needs
 
     device_id = 0
     """The device that most tests use; every device gets a round trip."""
@@ -354,6 +400,12 @@ class BackendCase:
         yield
         timer.cancel()
 
+    @pytest.fixture(autouse=True)
+    def _has_what_is_needed(self, request: pytest.FixtureRequest) -> None:
+        needs = getattr(request.function, "needs", None)
+        if needs is not None:
+            self.need(request.getfixturevalue("backend"), needs)
+
     @pytest.fixture
     def backend(self) -> Any:
         """The backend, or a skip with the reason (a failure under DLBRIDGE_EXPECT)."""
@@ -431,17 +483,14 @@ class BackendCase:
         return work
 
     def in_new_process(self, code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """The result of *code* in a process of its own, after `child_setup`.
+        """The result of *code* in a process of its own, after `child_setup` and `SCENE`.
 
-        It ends with status 77 and a reason on its standard output if the device is
-        missing there: then the test is skipped.
+        It is skipped if the device is missing there.
         """
         if self.child_setup is None:
             pytest.skip("this kind of device exists in this process only (child_setup is None)")
-        command = [sys.executable, "-c", f"{self.child_setup}\n{code}", *map(str, arguments)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=self.patience
-        )
+        given = self.name, self.device_id, self.patience, *arguments
+        done = run_python(f"{self.child_setup}\n{SCENE}\n{code}", *given, limit=self.patience)
         if done.returncode == 77:
             assert not self.is_expected(), done.stdout
             pytest.skip(done.stdout)

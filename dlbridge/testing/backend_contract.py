@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
-import sys
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import pytest
@@ -16,9 +13,7 @@ from dlbridge import DLDeviceType, protocol
 # The members that the core checks when it loads a backend; users never need these functions.
 from dlbridge.core.plugins.contract import contracts, members
 
-from .backend_base import BackendCase, DeviceUnderTest
-
-__all__ = ["ContractTests"]
+from .backend_base import SCENE, BackendCase, DeviceUnderTest, run_python
 
 GROUP = "dlbridge.backends"
 """The group of entry points, as `dlbridge.protocol` names it."""
@@ -60,15 +55,6 @@ before = set(sys.modules)
 importlib.import_module(sys.argv[1])
 tops = {name.partition(".")[0] for name in set(sys.modules) - before}
 print("\\n".join(sorted(tops - set(sys.stdlib_module_names))))
-"""
-
-LOADED = """
-import sys
-import dlbridge
-try:
-    dlbridge.backend(sys.argv[1])
-except dlbridge.BackendUnavailable as exc:
-    print(exc)
 """
 
 LIGHT = frozenset({"_cffi_backend", "cffi", "dlbridge", "pycparser", "typing_extensions"})
@@ -114,16 +100,31 @@ class ContractTests(BackendCase):
         """A backend without a device raises BackendUnavailable instead."""
         assert backend.device_count() >= 1
 
+    def entry_point(self) -> EntryPoint:
+        """The one that the registry would load."""
+        (point, *_) = entry_points(group=GROUP, name=self.name)
+        return point
+
+    def imports(self, scene: str) -> set[str]:
+        """What *scene* finds that an import of the backend's module alone brings with it."""
+        done = run_python(scene, self.entry_point().module)
+        assert done.returncode == 0, done.stderr
+        return set(done.stdout.split())
+
+    def test_current_stream_is_a_stream(self, backend: Any, devices: list[DeviceUnderTest]) -> None:
+        """The current stream can be waited for, on every device."""
+        for device in devices:
+            stream = backend.current_stream(device.device_id)
+            assert isinstance(stream, int)
+            if isinstance(backend, protocol.SupportsStreams):
+                backend.synchronize(device.device_id, stream)
+
     def test_import_opens_no_library(self) -> None:
         """Listing and importing plugins must cost nothing and touch no driver.
 
         A connection and a thread are no less.
         """
-        (point, *_) = entry_points(group=GROUP, name=self.name)
-        command = [sys.executable, "-c", IMPORT_ALONE, point.module]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.split() == [], "import these when the class is called"
+        assert self.imports(IMPORT_ALONE) == set(), "import these when the class is called"
 
     def test_import_needs_no_driver(self) -> None:
         """Nor the Python package of a driver, which may be missing or take a second.
@@ -131,17 +132,13 @@ class ContractTests(BackendCase):
         Import it where it is used. A package that opens nothing, such as one that
         two of your backends share, is named in `light_imports`.
         """
-        (point, *_) = entry_points(group=GROUP, name=self.name)
-        command = [sys.executable, "-c", PACKAGES_ALONE, point.module]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-        assert done.returncode == 0, done.stderr
-        own = {*LIGHT, *self.light_imports, point.module.partition(".")[0]}
-        assert set(done.stdout.split()) - own == set(), "import these when the class is called"
+        own = {*LIGHT, *self.light_imports, self.entry_point().module.partition(".")[0]}
+        found = self.imports(PACKAGES_ALONE) - own
+        assert found == set(), "import these when the class is called"
 
     def test_class_is_called_without_arguments(self) -> None:
         """The registry calls it so."""
-        (point, *_) = entry_points(group=GROUP, name=self.name)
-        cls = point.load()
+        cls = self.entry_point().load()
         assert isinstance(cls, type)
         inspect.signature(cls).bind()
 
@@ -174,17 +171,10 @@ class ContractTests(BackendCase):
         """
         if self.without_driver is None:
             pytest.skip("nothing says how to be without the driver (without_driver)")
-        command = [sys.executable, "-c", f"{self.child_setup or ''}\n{LOADED}", self.name]
-        environment = {**os.environ, **self.without_driver}
-        done = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=self.patience,
-        )
-        assert done.returncode == 0, done.stderr
+        code = f"{self.child_setup or ''}\n{SCENE}\nload()"
+        given = self.name, self.device_id, self.patience
+        done = run_python(code, *given, limit=self.patience, environment=self.without_driver)
+        assert done.returncode in (0, 77), done.stderr
         assert done.stdout.strip(), "the backend was loaded without its driver, or says nothing"
 
     def test_live_allocations_are_counted(self, device: DeviceUnderTest) -> None:

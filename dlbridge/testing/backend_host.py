@@ -16,9 +16,7 @@ from dlbridge.protocol import (
     SupportsHostView,
 )
 
-from .backend_base import PAGES, BackendCase, DeviceUnderTest, random_bytes
-
-__all__ = ["HostTests"]
+from .backend_base import PAGES, BackendCase, DeviceUnderTest, are_same, random_bytes
 
 
 class HostTests(BackendCase):
@@ -53,11 +51,9 @@ class HostTests(BackendCase):
         for offset, nbytes in [(0, 70_000), (1, 1), (3, 130), (4096, 904), ((1 << 16) + 3, 904)]:
             span = device.span(data, offset, nbytes)
             address = device.host_view(span)
-            same = ctypes.string_at(address, nbytes) == content[offset : offset + nbytes]
-            assert same
+            assert are_same(ctypes.string_at(address, nbytes), content[offset : offset + nbytes])
             device.release_host_view(address)
-            same = device.read(data, 0, 70_000) == content
-            assert same
+            assert device.holds(data, content)
 
     def test_host_views_are_of_now(self, device: DeviceUnderTest) -> None:
         """A view, read-only or not, has the bytes of when it was asked for, and not older ones."""
@@ -68,8 +64,7 @@ class HostTests(BackendCase):
                 content = random_bytes(5000, seed)
                 device.write(data, 0, content)
                 address = device.host_view(span, writable=writable)
-                same = ctypes.string_at(address, 5000) == content
-                assert same
+                assert are_same(ctypes.string_at(address, 5000), content)
                 device.release_host_view(address)
 
     def test_host_view_writes(self, device: DeviceUnderTest) -> None:
@@ -97,14 +92,12 @@ class HostTests(BackendCase):
                 work = self.busy(mine) if seed == 0 else None
                 mine.upload(data, 0, content)
                 address = mine.host_view(span, writable=True)
-                same = ctypes.string_at(address, 30_000) == content
-                assert same
+                assert are_same(ctypes.string_at(address, 30_000), content)
                 ctypes.memmove(address, b"host", 4)
                 mine.release_host_view(address)
                 mine.download(data, 0, memoryview(into))
                 mine.synchronize()
-                same = into == b"host" + content[4:]
-                assert same
+                assert are_same(into, b"host" + content[4:])
                 del work
 
     def test_two_host_views_at_once(self, device: DeviceUnderTest) -> None:
@@ -154,17 +147,22 @@ class HostTests(BackendCase):
         assert after[:misaligned] == before[:misaligned]
         assert after[misaligned + nbytes :] == before[misaligned + nbytes :]
 
+    def imported(
+        self, device: DeviceUnderTest, address: int, readonly: bool = False
+    ) -> tuple[int, int]:
+        """``data`` and offset of the `PAGES` in place, or a skip with the refusal."""
+        self.need(device.backend, SupportsHostImport)
+        try:
+            return device.import_host(address, PAGES, readonly)
+        except Error as exc:
+            pytest.skip(f"no import: {exc}")
+
     def test_two_imports_of_one_address(
         self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
     ) -> None:
         """The second is refused, or lives on when the first has ended."""
-        backend = device.backend
-        self.need(backend, SupportsHostImport)
-        address, pages = host_pages
-        try:
-            first, _ = device.import_host(address, PAGES)
-        except Error as exc:
-            pytest.skip(f"no import: {exc}")
+        backend, (address, pages) = device.backend, host_pages
+        first, _ = self.imported(device, address)
         try:
             second = backend.import_host(device.device_id, address, PAGES, False, device.stream)
         except Error as exc:
@@ -174,36 +172,26 @@ class HostTests(BackendCase):
             assert second.data != first, "two imports have one handle"
         device.free(first)
         device.synchronize()
-        same = device.read(second.data, second.offset, PAGES) == bytes(pages)
-        assert same
+        assert device.holds(second.data, bytes(pages), second.offset)
 
     def test_read_only_import_is_not_written(
         self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
     ) -> None:
         """Neither the import, nor a copy from it, nor its end changes a byte."""
-        backend = device.backend
-        self.need(backend, SupportsHostImport)
         address, pages = host_pages
-        before = bytes(pages)
-        target = device.allocate(PAGES)
-        try:
-            data, offset = device.import_host(address, PAGES, readonly=True)
-        except Error as exc:
-            pytest.skip(f"no import: {exc}")
-        if isinstance(backend, SupportsCopy):
+        before, target = bytes(pages), device.allocate(PAGES)
+        data, offset = self.imported(device, address, readonly=True)
+        if isinstance(device.backend, SupportsCopy):
             device.copy(device.span(target, 0, PAGES), device.span(data, offset, PAGES))
-            same = device.read(target, 0, PAGES) == before
-            assert same
+            assert device.holds(target, before)
         device.free(data)
         device.synchronize()
-        same = bytes(pages) == before
-        assert same
+        assert are_same(bytes(pages), before)
 
     @pytest.mark.skipif(sys.platform == "win32", reason="mmap has no prot there")
     def test_host_import_of_read_only_memory(self, device: DeviceUnderTest) -> None:
         """Pages that may not be written (a mapped file) can be read, or are refused."""
-        backend = device.backend
-        self.need(backend, SupportsHostImport)
+        self.need(device.backend, SupportsHostImport)
         with mmap.mmap(-1, PAGES, prot=mmap.PROT_READ) as pages:
             import numpy as np
 
@@ -223,20 +211,15 @@ class HostTests(BackendCase):
 
         The work has written what it had to write, and has read what was there.
         """
-        backend = device.backend
-        self.need(backend, SupportsHostImport)
         address, pages = host_pages
-        half = PAGES // 2
+        half, copies = PAGES // 2, isinstance(device.backend, SupportsCopy)
         for mine in self.each_stream(device):
             new, old = random_bytes(half, seed=1), bytes(pages[half:])
             source, sink, into = mine.filled(new), mine.filled(bytes(half)), bytearray(half)
-            try:
-                data, offset = mine.import_host(address, PAGES)
-            except Error as exc:
-                pytest.skip(f"no import: {exc}")
+            data, offset = self.imported(mine, address)
             first, second = mine.span(data, offset, half), mine.span(data, offset + half, half)
             work = self.busy(mine)
-            if isinstance(backend, SupportsCopy):
+            if copies:
                 mine.copy(first, mine.span(source, 0, half))
                 mine.copy(mine.span(sink, 0, half), second)
             else:
@@ -246,6 +229,6 @@ class HostTests(BackendCase):
             written = bytes(pages[:half])
             pages[:] = later = random_bytes(PAGES, seed=2)
             mine.synchronize()
-            read = mine.read(sink, 0, half) if isinstance(backend, SupportsCopy) else bytes(into)
+            read = mine.read(sink, 0, half) if copies else bytes(into)
             assert [written == new, read == old, bytes(pages) == later] == [True] * 3
             del work

@@ -24,21 +24,17 @@ from dlbridge.protocol import (
     Span,
     SupportsCopy,
     SupportsFill,
-    SupportsHostImport,
-    SupportsHostView,
     SupportsStreams,
     SupportsStridedCopy,
 )
 
 from .backend_base import PAGES, DeviceUnderTest, live_allocations, open_files
 from .backend_moves import PublicCase, numbers, on_host
-from .backend_refusals import NEEDS, PART, Calls
+from .backend_refusals import PART, Calls
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable
-
-__all__ = ["LeakTests", "malloc_bytes", "resident_bytes", "slope"]
 
 ROUNDS = 8
 
@@ -234,14 +230,9 @@ class LeakTests(PublicCase):
         self, backend: Any, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
     ) -> None:
         """Host views and imports of host memory are gone when they have ended."""
-        device_id, (address, _) = device.device_id, host_pages
+        address, _ = host_pages
         span = device.span(device.filled(bytes(4096)), 0, 4096)
-        views = isinstance(backend, SupportsHostView) and not backend.host_view_refusal(
-            device_id, span.data
-        )
-        imports = isinstance(backend, SupportsHostImport) and not backend.host_import_refusal(
-            device_id, address, PAGES, True
-        )
+        views, imports = device.can_view(span.data), device.can_import(address)
         if not views and not imports:
             pytest.skip("host and device share no memory")
 
@@ -261,14 +252,11 @@ class LeakTests(PublicCase):
         bad = [Span(backend.device_count() + 3, data, 0, calls.nbytes)]
         if backend.device_type not in ADDRESS_DEVICES:  # else nobody knows where memory ends
             bad.append(device.span(data, PART, calls.nbytes))
-        names = [
-            name for name, needs in NEEDS.items() if needs is None or isinstance(backend, needs)
-        ]
 
         def turn() -> None:
             with suppress(Error):
                 device.allocate(1 << 62)
-            for name, span in itertools.product(names, bad):
+            for name, span in itertools.product(calls.names, bad):
                 with suppress(Error):
                     getattr(calls, name)(span)
             device.synchronize()

@@ -1,17 +1,37 @@
-"""Memory: allocating, filling it from the host and reading it back, freeing."""
+"""Memory: allocated, filled, read, freed; given back to the system; for other processes."""
 
 from __future__ import annotations
 
-from typing import Any
+import gc
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
-from dlbridge.protocol import ADDRESS_DEVICES, SupportsCopy, SupportsFill
+from dlbridge.protocol import (
+    ADDRESS_DEVICES,
+    SupportsCopy,
+    SupportsDeviceInfo,
+    SupportsFill,
+    SupportsMemoryExport,
+    SupportsMemoryImport,
+    SupportsTrim,
+)
 
-from .backend_base import BackendCase, DeviceUnderTest, live_allocations, random_bytes
+from .backend_base import (
+    BackendCase,
+    DeviceUnderTest,
+    are_same,
+    live_allocations,
+    open_files,
+    random_bytes,
+)
 
-__all__ = ["CHUNKED", "MemoryTests"]
+if TYPE_CHECKING:
+    from dlbridge.protocol import ExportedMemory
 
 SIZES = [1, 2, 255, 256, 4095, 4096, (1 << 20) + 3]
 OFFSETS = [0, 1, 3, 4096, (1 << 16) + 3]
@@ -32,10 +52,8 @@ class MemoryTests(BackendCase):
         content = random_bytes(nbytes, seed=2)
         data = device.filled(around)
         device.write(data, offset, content)
-        assert device.read(data, offset, nbytes) == content
-        assert device.read(data, 0, len(around)) == (
-            around[:offset] + content + around[offset + nbytes :]
-        )
+        assert device.holds(data, content, offset)
+        assert device.holds(data, around[:offset] + content + around[offset + nbytes :])
 
     @pytest.mark.parametrize("nbytes", CHUNKED)
     def test_round_trip_of_chunks(self, device: DeviceUnderTest, nbytes: int) -> None:
@@ -45,10 +63,8 @@ class MemoryTests(BackendCase):
         content = random_bytes(nbytes, seed=2)
         data = device.filled(around)
         device.write(data, 7, content)
-        same = device.read(data, 0, len(around)) == around[:7] + content + around[7 + nbytes :]
-        assert same  # not in one line: pytest would print megabytes of difference
-        same = device.read(data, 8, nbytes - 1) == content[1:]
-        assert same
+        assert device.holds(data, around[:7] + content + around[7 + nbytes :])
+        assert device.holds(data, content[1:], 8)
 
     @pytest.mark.parametrize("nbytes", CHUNKED)
     def test_fill_of_chunks(self, device: DeviceUnderTest, nbytes: int) -> None:
@@ -58,9 +74,7 @@ class MemoryTests(BackendCase):
         around = random_bytes(nbytes + 12)
         data = device.filled(around)
         device.fill(data, 7, nbytes, 0x5A)
-        want = around[:7] + b"\x5a" * nbytes + around[7 + nbytes :]
-        same = device.read(data, 0, len(around)) == want
-        assert same
+        assert device.holds(data, around[:7] + b"\x5a" * nbytes + around[7 + nbytes :])
 
     @pytest.mark.parametrize("nbytes", CHUNKED)
     def test_copy_of_chunks(self, device: DeviceUnderTest, nbytes: int) -> None:
@@ -70,16 +84,12 @@ class MemoryTests(BackendCase):
         content = random_bytes(nbytes)
         source, target = device.filled(content), device.filled(b"-" * 12 + bytes(nbytes))
         device.copy(device.span(target, 7, nbytes - 3), device.span(source, 3, nbytes - 3))
-        same = device.read(target, 0, 12 + nbytes) == (
-            b"-" * 7 + content[3:] + bytes(12 + nbytes)[-8:]
-        )
-        assert same
+        assert device.holds(target, b"-" * 7 + content[3:] + bytes(12 + nbytes)[-8:])
 
     def test_large_round_trip(self, device: DeviceUnderTest) -> None:
         """`max_nbytes` at once: more than every staging buffer and inline limit."""
         content = random_bytes(self.max_nbytes)
-        same = device.read(device.filled(content), 0, len(content)) == content
-        assert same
+        assert device.holds(device.filled(content), content)
 
     def test_round_trip_on_every_device(self, devices: list[DeviceUnderTest]) -> None:
         """Each device has memory of its own."""
@@ -125,13 +135,11 @@ class MemoryTests(BackendCase):
             source = kind(b"-" + content + b"-")
             device.upload(data, 0, memoryview(source)[1:-1])
             device.synchronize()
-            same = source == b"-" + content + b"-"
-            assert same, "the source has changed"
+            assert are_same(source, b"-" + content + b"-"), "the source has changed"
             into = bytearray(b"+" * (nbytes + 9))
             device.download(data, 0, memoryview(into)[1:-8])
             device.synchronize()
-            same = into == b"+" + content + b"+" * 8
-            assert same
+            assert are_same(into, b"+" + content + b"+" * 8)
 
     def content_limit(self, device: DeviceUnderTest) -> int:
         """`Facts.content_limit`, or a skip where the backend makes no memory with content."""
@@ -156,8 +164,7 @@ class MemoryTests(BackendCase):
                 source[:] = bytes(len(source))
                 if on.backend.device_type in ADDRESS_DEVICES:
                     assert data % 256 == 0
-                same = on.read(data, 0, nbytes) == content
-                assert same
+                assert on.holds(data, content)
                 on.write(data, nbytes - 1, b"!")
                 assert on.read(data, 0, nbytes)[-1:] == b"!"
                 on.free(data)
@@ -195,8 +202,20 @@ class MemoryTests(BackendCase):
         data = device.filled(around)
         device.fill(data, offset, nbytes, value)
         want = around[:offset] + bytes([value]) * nbytes + around[offset + nbytes :]
-        same = device.read(data, 0, len(around)) == want
-        assert same
+        assert device.holds(data, want)
+
+    def test_kept_memory_is_no_lack(self, device: DeviceUnderTest) -> None:
+        """Freed memory that is kept is given back before a request is refused."""
+        self.need(device.backend, SupportsDeviceInfo)
+        memory: Any = device.backend.device_info(device.device_id).get("memory")
+        if not self.may_fill or not memory:
+            pytest.skip("tests may not use all the device's memory (may_fill)")
+        for part in (2, 3, 5):  # of another size, so that what is kept does not fit
+            held = [device.allocate(memory // (part + 1)) for _ in range(part)]
+            for data in held:
+                device.free(data)
+            device.synchronize()
+        device.free(device.allocate(memory * 3 // 4))
 
     @pytest.mark.parametrize("nbytes", [1 << 50, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
     def test_too_much_is_refused(self, device: DeviceUnderTest, nbytes: int) -> None:
@@ -204,3 +223,256 @@ class MemoryTests(BackendCase):
         with pytest.raises((DeviceMemoryError, DeviceError), match=str(nbytes)):
             device.allocate(nbytes)
         assert device.read(device.filled(b"still here"), 0, 10) == b"still here"
+
+
+NBYTES = 1 << 20
+
+LIMIT = """
+import os
+nbytes = int(sys.argv[4])
+os.environ["DLBRIDGE_POOL_LIMIT"] = str(2 * nbytes)
+backend = load()
+stream = backend.current_stream(device_id)
+backend.allocate(device_id, 256, 256, stream)
+before = backend.device_info(device_id)["memory_used"]
+held = [backend.allocate(device_id, nbytes, 256, stream) for _ in range(8)]
+del held[:]
+if hasattr(backend, "synchronize"):
+    backend.synchronize(device_id, stream)
+backend.allocate(device_id, 256, 256, stream)
+kept = backend.device_info(device_id)["memory_used"] - before
+assert kept <= 3 * nbytes, f"{kept} bytes are kept of at most {2 * nbytes}"
+"""
+
+
+class TrimTests(BackendCase, needs=SupportsTrim):
+    """`SupportsTrim`."""
+
+    def test_trim_keeps_what_is_in_use(self, device: DeviceUnderTest) -> None:
+        """The bytes of memory that exists are the same; freed memory is there again when asked."""
+        content = random_bytes(NBYTES)
+        data = device.filled(content)
+        for size in (NBYTES, NBYTES // 2, 64, 4 * NBYTES):
+            device.free(device.filled(random_bytes(size, seed=1)))
+            device.backend.trim(device.device_id)
+            again = device.filled(content[:64])
+            assert device.read(again, 0, 64) == content[:64]
+        device.backend.trim(device.device_id)
+        assert device.holds(data, content)
+
+    def used(self, device: DeviceUnderTest) -> int:
+        """`memory_in_use`, or a skip where nobody knows."""
+        used = self.memory_in_use(device.backend, device.device_id)
+        if used is None:
+            pytest.skip("nothing says how much memory is in use (memory_used, memory_in_use)")
+        return used
+
+    def test_trim_gives_memory_back(self, device: DeviceUnderTest) -> None:
+        """What was freed, and only that, goes back to the driver."""
+        device.backend.trim(device.device_id)
+        before = self.used(device)
+        held = [device.filled(bytes(NBYTES)) for _ in range(8)]
+        assert self.used(device) >= before + 8 * NBYTES
+        for data in held:
+            device.free(data)
+        device.synchronize()
+        device.backend.trim(device.device_id)
+        assert self.used(device) < before + NBYTES
+
+    def test_pool_limit_is_kept(self, backend: Any) -> None:
+        """No more freed memory is kept than ``DLBRIDGE_POOL_LIMIT`` says."""
+        self.need(backend, SupportsDeviceInfo)
+        if "memory_used" not in backend.device_info(self.device_id):
+            pytest.skip("device_info does not say how much memory is in use (memory_used)")
+        done = self.in_new_process(LIMIT, NBYTES)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def test_trim_counts_nothing_as_freed(self, device: DeviceUnderTest) -> None:
+        """Memory in use stays allocated, and a second call has nothing to do."""
+        device.allocate(NBYTES)
+        before = live_allocations(device.backend)
+        device.backend.trim(device.device_id)
+        device.backend.trim(device.device_id)
+        assert live_allocations(device.backend) == before
+
+    def test_trim_beside_queued_work(self, device: DeviceUnderTest) -> None:
+        """Work that is queued on memory, freed meanwhile or not, is done as if nothing happened."""
+        content = random_bytes(NBYTES)
+        for each in self.each_stream(device):
+            source, target = each.filled(content), each.allocate(NBYTES)
+            work = self.busy(each)
+            if isinstance(each.backend, SupportsCopy):
+                each.copy(each.span(target, 0, NBYTES), each.span(source, 0, NBYTES))
+            else:
+                each.upload(target, 0, memoryview(content))
+            each.free(source)
+            each.backend.trim(each.device_id)
+            assert each.holds(target, content)
+            del work
+
+    def test_trim_in_threads(self, device: DeviceUnderTest) -> None:
+        """While others allocate, copy and free."""
+        failures: list[BaseException] = []
+        trims: list[None] = []
+        stop = threading.Event()
+
+        def work(seed: int) -> None:
+            try:
+                own = DeviceUnderTest(device.backend, device.device_id)
+                content = random_bytes(NBYTES, seed)
+                for _ in range(20):
+                    data = own.filled(content)
+                    seen = len(trims)  # of the next two one begins after this
+                    while len(trims) < seen + 2 and not failures and not stop.is_set():
+                        time.sleep(0)
+                    assert own.holds(data, content)
+                    own.free(data)
+            except BaseException as exc:
+                failures.append(exc)
+
+        def trim() -> None:
+            try:
+                while not stop.is_set():
+                    device.backend.trim(device.device_id)
+                    trims.append(None)
+            except BaseException as exc:
+                failures.append(exc)
+
+        workers = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range(2)]
+        trimmer = threading.Thread(target=trim, daemon=True)
+        for thread in (trimmer, *workers):
+            thread.start()
+        for thread in workers:
+            thread.join(self.patience)
+        stop.set()
+        trimmer.join(self.patience)
+        assert not any(thread.is_alive() for thread in (trimmer, *workers)), "a deadlock"
+        assert failures == []
+
+    def test_trim_refuses_other_devices(self, device: DeviceUnderTest) -> None:
+        """A device that there is not, named."""
+        backend: Any = device.backend
+        for device_id in (-1, backend.device_count(), 1 << 30):
+            with pytest.raises(ExchangeError, match=str(device_id)):
+                backend.trim(device_id)
+
+
+BLOCK = 5000
+"""Bytes of memory for other processes."""
+
+TURNS = 50
+
+
+class ExportableTests(BackendCase, needs=SupportsMemoryExport):
+    """`SupportsMemoryExport`. The other process is this one, which opens the memory again."""
+
+    def new_block(self, device: DeviceUnderTest) -> int:
+        """New memory for other processes, or a skip with the reason that there is none."""
+        backend, given = device.backend, (device.device_id, BLOCK, device.stream)
+        refusal = backend.memory_export_refusal(device.device_id, 0)
+        if refusal:
+            with pytest.raises(ExchangeError):
+                backend.allocate_exportable(*given)
+            pytest.skip(refusal)
+        return device.hold(backend.allocate_exportable(*given))
+
+    def export(self, device: DeviceUnderTest, data: int) -> ExportedMemory:
+        """The descriptor, of memory on which no work is left."""
+        device.synchronize()
+        exported: ExportedMemory = device.backend.export_memory(device.device_id, data)
+        return exported
+
+    def test_exportable_memory_needs_the_rest(self, device: DeviceUnderTest) -> None:
+        """What can be allocated so can be exported, and opened again; the device has a UUID."""
+        data, backend, device_id = self.new_block(device), device.backend, device.device_id
+        for needed in (SupportsMemoryImport, SupportsDeviceInfo):
+            assert isinstance(backend, needed)
+        assert backend.memory_export_refusal(device_id, data) == ""
+        assert backend.memory_import_refusal(device_id) == ""
+        assert backend.device_info(device_id)["uuid"]
+
+    def test_exported_memory_is_one_memory(self, device: DeviceUnderTest) -> None:
+        """Each side reads what the other has written."""
+        block = self.new_block(device)
+        first, second = random_bytes(BLOCK, seed=1), random_bytes(BLOCK, seed=2)
+        device.write(block, 0, first)
+        exported = self.export(device, block)
+        place, whole = exported.offset, exported.nbytes
+        data, offset = device.import_memory(exported)
+        del exported
+        assert device.holds(data, first, offset)
+        device.write(data, offset, second)
+        assert device.holds(block, second)
+        assert offset == place <= whole - BLOCK
+
+    @pytest.mark.parametrize("ends", ["maker", "opened", "both"])
+    def test_exported_memory_lives_until_its_last_use(
+        self, device: DeviceUnderTest, ends: str
+    ) -> None:
+        """The maker's free and the end of what was opened leave it to the others."""
+        block, content = self.new_block(device), random_bytes(BLOCK)
+        device.write(block, 0, content)
+        exported = self.export(device, block)
+        data, offset = device.import_memory(exported)
+        if ends != "opened":
+            device.free(block)
+        if ends != "maker":
+            device.free(data)
+        device.filled(random_bytes(4 * BLOCK, seed=3))
+        data, offset = device.import_memory(exported)  # the descriptor is a use as well
+        del exported
+        assert device.holds(data, content, offset)
+
+    def test_exported_memory_is_its_own(self, device: DeviceUnderTest) -> None:
+        """Who writes all that it can reach changes no other memory."""
+        content = random_bytes(BLOCK)
+        around = [device.filled(content) for _ in range(2)]
+        blocks = [self.new_block(device) for _ in range(3)]
+        for block in blocks:
+            device.write(block, 0, content)
+        exported = self.export(device, blocks[1])
+        data, _ = device.import_memory(exported)
+        device.write(data, 0, b"\x5a" * exported.nbytes)
+        del exported
+        seen = [device.read(each, 0, BLOCK) for each in (*blocks, *around)]
+        assert seen == [content, b"\x5a" * BLOCK, content, content, content]
+
+    def test_an_exported_descriptor_ends_when_dropped(self, device: DeviceUnderTest) -> None:
+        """Each export gives a new one, no import takes it over, and its owner closes it."""
+        block = self.new_block(device)
+        exports = [self.export(device, block) for _ in range(2)]
+        numbers = [each.fd for each in exports]
+        device.import_memory(exports[0])
+        device.import_memory(exports[0])
+        device.close()
+        assert numbers[0] != numbers[1]
+        for fd in numbers:
+            os.fstat(fd)
+        exports.clear()
+        gc.collect()
+        for fd in numbers:
+            with pytest.raises(OSError, match="descriptor"):
+                os.fstat(fd)
+
+    def test_exportable_memory_leaks_nothing(self, device: DeviceUnderTest) -> None:
+        """Neither memory nor descriptors."""
+        self.new_block(device)
+        device.close()
+
+        def counts() -> tuple[int, int]:
+            return live_allocations(device.backend), open_files()
+
+        before = counts()
+        for _ in range(TURNS):
+            device.import_memory(self.export(device, self.new_block(device)))
+            device.close()
+        assert counts() == before
+
+    def test_exportable_memory_of_an_unknown_device(self, device: DeviceUnderTest) -> None:
+        """It is refused, and named."""
+        backend = device.backend
+        for device_id in (-1, backend.device_count(), 1 << 30):
+            with pytest.raises(ExchangeError, match=str(device_id)):
+                backend.memory_export_refusal(device_id, 0)
+            with pytest.raises(ExchangeError, match=str(device_id)):
+                backend.allocate_exportable(device_id, BLOCK, 0)

@@ -21,8 +21,6 @@ from .backend_moves import DTYPES, PublicCase, numbers, on_host, padded_tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NativeTests"]
-
 ELEMENTS = 40
 ITEMSIZE = 4
 
@@ -72,7 +70,15 @@ class Owner:
             self.device.free(self.data)
 
 
-class NativeTests(PublicCase):
+def described(
+    device: DeviceUnderTest, owner: Owner | None, shape: tuple[int, ...], dtype: str = "float32"
+) -> NativeArray:
+    """A compact array on the memory of *owner*; None: of no elements."""
+    data, who = (0, object()) if owner is None else (owner.data, owner)
+    return NativeArray(device.device_id, data, 0, dtype, shape, None, readonly=False, owner=who)
+
+
+class NativeTests(PublicCase, needs=SupportsNative):
     """`SupportsNative`."""
 
     def described(
@@ -85,18 +91,8 @@ class NativeTests(PublicCase):
     ) -> tuple[NativeArray, bytes]:
         """An array of `ELEMENTS` float32 values or a part of them, and all their bytes."""
         content = random_bytes(ELEMENTS * ITEMSIZE)
-        owner = Owner(device, content)
-        array = NativeArray(
-            device.device_id,
-            owner.data,
-            offset,
-            "float32",
-            shape,
-            strides,
-            readonly=readonly,
-            owner=owner,
-        )
-        return array, content
+        array = described(device, Owner(device, content), shape)
+        return array._replace(offset=offset, strides=strides, readonly=readonly), content
 
     def same(self, backend: Any, again: NativeArray | None, array: NativeArray) -> None:
         """Assert that *again* describes the same elements as *array*."""
@@ -114,7 +110,6 @@ class NativeTests(PublicCase):
     def test_native_round_trip(self, device: DeviceUnderTest) -> None:
         """Our memory as a native object and back is the same memory."""
         backend = device.backend
-        self.need(backend, SupportsNative)
         array, content = self.described(device, 0, (2, 3), None)
         again = backend.from_native(backend.to_native(array))
         self.same(backend, again, array)
@@ -124,12 +119,8 @@ class NativeTests(PublicCase):
     def test_native_types(self, devices: list[DeviceUnderTest], dtype: str) -> None:
         """Type and device are kept, on every device, or refused by an error that says why."""
         backend = devices[0].backend
-        self.need(backend, SupportsNative)
         for device in devices:
-            owner = Owner(device, random_bytes(32))
-            array = NativeArray(
-                device.device_id, owner.data, 0, dtype, (2,), None, readonly=False, owner=owner
-            )
+            array = described(device, Owner(device, random_bytes(32)), (2,), dtype=dtype)
             native = unless_refused(partial(backend.to_native, array))
             if native is not None:
                 self.same(backend, backend.from_native(native), array)
@@ -138,7 +129,6 @@ class NativeTests(PublicCase):
     def test_native_layouts(self, device: DeviceUnderTest, layout: str) -> None:
         """Offset, shape and strides are kept, or refused by an error that says why."""
         backend = device.backend
-        self.need(backend, SupportsNative)
         array, content = self.described(device, *LAYOUTS[layout])
         native = unless_refused(lambda: backend.to_native(array))
         if native is None:
@@ -151,7 +141,6 @@ class NativeTests(PublicCase):
     def test_native_read_only(self, device: DeviceUnderTest) -> None:
         """Memory that must not be written stays read-only, or is refused."""
         backend = device.backend
-        self.need(backend, SupportsNative)
         array, _ = self.described(device, 0, (2, 3), None, readonly=True)
         native = unless_refused(lambda: backend.to_native(array), "read")
         if native is None:
@@ -163,11 +152,8 @@ class NativeTests(PublicCase):
     def test_native_of_nothing(self, device: DeviceUnderTest) -> None:
         """An array without elements keeps its shape, or is refused."""
         backend = device.backend
-        self.need(backend, SupportsNative)
         for shape in ((0,), (0, 3), (3, 0)):
-            array = NativeArray(
-                device.device_id, 0, 0, "float32", shape, None, readonly=False, owner=object()
-            )
+            array = described(device, None, shape)
             native = unless_refused(partial(backend.to_native, array))
             if native is None:
                 continue
@@ -179,7 +165,6 @@ class NativeTests(PublicCase):
     def test_native_keeps_its_owner(self, device: DeviceUnderTest) -> None:
         """The memory lives as long as the native object, or a description of it, and no longer."""
         backend = device.backend
-        self.need(backend, SupportsNative)
         array, content = self.described(device, 0, (10,), None)
         owner = weakref.ref(array.owner)
         native = backend.to_native(array)
@@ -199,7 +184,6 @@ class NativeTests(PublicCase):
 
     def test_native_made_by_the_library(self, device: DeviceUnderTest, where: str) -> None:
         """An array that no `to_native` has made: its elements are read, written and kept."""
-        self.need(device.backend, SupportsNative)
         content = random_bytes(100)
         native = self.make_native(device.backend, device.device_id, content)
         if native is None:
@@ -218,7 +202,6 @@ class NativeTests(PublicCase):
     ) -> None:
         """Its memory is given back with the last tensor on it."""
         backend, device_id, nbytes = device.backend, device.device_id, 1 << 20
-        self.need(backend, SupportsNative)
         before, owner = None, None
         for _ in range(12):  # the first ones may fill what is kept
             native = self.make_native(backend, device_id, bytes(nbytes))
@@ -238,13 +221,11 @@ class NativeTests(PublicCase):
 
     def test_strangers_are_not_native(self, backend: Any) -> None:
         """For memory of others the result is None, not an error."""
-        self.need(backend, SupportsNative)
         for stranger in (None, 1, b"bytes", [1.0], object(), int):
             assert backend.from_native(stranger) is None
 
     def test_native_objects_share_memory(self, backend: Any, where: str) -> None:
         """A native object on our memory, and our tensor on the native object's memory."""
-        self.need(backend, SupportsNative)
         tensor = dlbridge.to_device(numbers((6, 7)), where, copy=True)
         native = tensor.to_native()
         again = dlbridge.asarray(native)
@@ -257,7 +238,6 @@ class NativeTests(PublicCase):
 
     def test_native_elements_below_a_byte(self, backend: Any, where: str) -> None:
         """Packed ones are refused: work on the shape would go beyond. Padded ones stay padded."""
-        self.need(backend, SupportsNative)
         packed = dlbridge.full(5, 3, "uint4", where)
         for give in (packed.to_native, packed[:2].to_native):
             assert unless_refused(give, "packed") is None
@@ -275,7 +255,6 @@ class NativeTests(PublicCase):
     )
     def test_native_views(self, backend: Any, where: str, index: Any) -> None:
         """Slices of a tensor that has been dropped: the elements are the same, or it is refused."""
-        self.need(backend, SupportsNative)
         want = numbers((6, 7))[index]
         view = dlbridge.to_device(numbers((6, 7)), where, copy=True)[index]
         native = unless_refused(view.to_native)

@@ -1,13 +1,14 @@
-"""The order of work: on one stream, between streams, and seen from the host."""
+"""The order of work: on one stream, between streams, seen by the host; which values are streams."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlbridge.errors import DeviceError
+from dlbridge.errors import DeviceError, Error
 from dlbridge.protocol import (
     Region,
     Span,
@@ -17,12 +18,11 @@ from dlbridge.protocol import (
     SupportsStridedCopy,
 )
 
-from .backend_base import BackendCase, DeviceUnderTest, random_bytes
+from .backend_base import BackendCase, DeviceUnderTest, are_same, random_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = ["OrderTests"]
+    from contextlib import AbstractContextManager
 
 OPERATIONS = {
     "copy": SupportsCopy,
@@ -31,8 +31,8 @@ OPERATIONS = {
     "copy_strided": SupportsStridedCopy,
     "copy_strided_from_host": SupportsStridedCopy,
     "copy_strided_to_host": SupportsStridedCopy,
-    "copy_from_host": None,
-    "copy_to_host": None,
+    "copy_from_host": object,
+    "copy_to_host": object,
 }
 """The kinds of work, and the capability that each needs."""
 
@@ -52,9 +52,9 @@ class Scene:
         self.source, self.target = (mine.filled(bytes(self.NBYTES)) for _ in range(2))
         self.values = {value: mine.filled(bytes([value]) * self.NBYTES) for value in (1, 2)}
         others = [each for each in devices if each.device_id != mine.device_id]
-        self.elsewhere = others[0] if others else None
-        if self.elsewhere:
-            self.away = self.elsewhere.filled(b"\2" * self.NBYTES)
+        self.away: Any = None
+        if others:
+            self.away = others[0].span(others[0].filled(b"\2" * self.NBYTES), 0, self.NBYTES)
         self.host = memoryview(bytearray(b"\2" * self.NBYTES))
         self.into = memoryview(bytearray(self.NBYTES))
 
@@ -74,23 +74,17 @@ class Scene:
         """The work of the kind in question."""
         mine, region = self.mine, self.REGION
         source, target = (mine.span(data, 0, region.extent) for data in (self.source, self.target))
-        if operation == "copy":
-            mine.copy(self.whole(self.target), self.whole(self.source))
-        elif operation == "copy from another device":
-            assert self.elsewhere
-            mine.copy(self.whole(self.target), self.elsewhere.span(self.away, 0, self.NBYTES))
-        elif operation == "fill":
-            mine.fill(self.target, 0, self.NBYTES, 2)
-        elif operation == "copy_from_host":
-            mine.upload(self.target, 0, self.host)
-        elif operation == "copy_to_host":
-            mine.download(self.source, 0, self.into)
-        elif operation == "copy_strided":
-            mine.copy_strided(target, region, source, region)
-        elif operation == "copy_strided_from_host":
-            mine.copy_strided(target, region, self.host, region)
-        else:
-            mine.copy_strided(self.into, region, source, region)
+        whole = self.whole(self.target)
+        {
+            "copy": lambda: mine.copy(whole, self.whole(self.source)),
+            "copy from another device": lambda: mine.copy(whole, self.away),
+            "fill": lambda: mine.fill(self.target, 0, self.NBYTES, 2),
+            "copy_from_host": lambda: mine.upload(self.target, 0, self.host),
+            "copy_to_host": lambda: mine.download(self.source, 0, self.into),
+            "copy_strided": lambda: mine.copy_strided(target, region, source, region),
+            "copy_strided_from_host": lambda: mine.copy_strided(target, region, self.host, region),
+            "copy_strided_to_host": lambda: mine.copy_strided(self.into, region, source, region),
+        }[operation]()
 
     def result(self, operation: str) -> bytes:
         """What the later work has written first, once all is done."""
@@ -121,14 +115,12 @@ class OrderTests(BackendCase):
         self, device: DeviceUnderTest, devices: list[DeviceUnderTest], operation: str
     ) -> None:
         """Each kind of work is done after the earlier work on the stream that it is given."""
-        needs = OPERATIONS[operation]
-        if needs is not None:
-            self.need(device.backend, needs)
+        self.need(device.backend, OPERATIONS[operation])
         mine = self.each_stream(device)[-1]
         if mine is device:
             pytest.skip("there is one stream (make_stream)")
         scene = Scene(mine, devices)
-        if operation == "copy from another device" and scene.elsewhere is None:
+        if operation == "copy from another device" and scene.away is None:
             pytest.skip("there is one device")
         work = self.busy(mine)
         scene.earlier(operation)
@@ -145,9 +137,7 @@ class OrderTests(BackendCase):
             device.upload(data, 0, content)
             device.download(data, 0, memoryview(result))
         device.synchronize()
-        assert [result == content for content, result in zip(contents, results, strict=True)] == (
-            [True] * 20
-        )
+        assert are_same(results, contents)
 
     @pytest.mark.parametrize("nbytes", [1, 4, 16, 63, 200])
     def test_small_uploads_are_in_order(self, device: DeviceUnderTest, nbytes: int) -> None:
@@ -182,8 +172,7 @@ class OrderTests(BackendCase):
             device.copy(device.span(keep, 0, 1 << 20), device.span(passing, 0, 1 << 20))
             device.free(passing)
         for content, keep in zip(contents, kept, strict=True):
-            same = device.read(keep, 0, 1 << 20) == content
-            assert same
+            assert device.holds(keep, content)
         del work
 
     def test_free_waits_for_queued_downloads(self, device: DeviceUnderTest) -> None:
@@ -198,8 +187,7 @@ class OrderTests(BackendCase):
             second.upload(second.allocate(1 << 20), 0, junk)
         second.synchronize()
         first.synchronize()
-        same = into == content
-        assert same
+        assert are_same(into, content)
         del work
 
     def test_new_memory_is_of_its_stream(self, device: DeviceUnderTest) -> None:
@@ -233,8 +221,9 @@ class OrderTests(BackendCase):
             device.upload(device.allocate(nbytes), 0, junk)
         device.synchronize()
         mine.synchronize()
-        same = into == content
-        assert same, "other work has used the memory before the work on its own stream"
+        assert are_same(into, content), (
+            "other work has used the memory before the work on its own stream"
+        )
         del work
 
     def test_wait_orders_two_streams(self, device: DeviceUnderTest) -> None:
@@ -256,8 +245,7 @@ class OrderTests(BackendCase):
             after.copy(after.span(target, 0, nbytes), after.span(source, 0, nbytes))
             after.download(target, 0, memoryview(into))
             after.synchronize()
-            same = into == new
-            assert same, f"stream {after.stream:#x} did not wait for {on.stream:#x}"
+            assert are_same(into, new), f"stream {after.stream:#x} did not wait for {on.stream:#x}"
             on.synchronize()
             del work
 
@@ -288,8 +276,7 @@ class OrderTests(BackendCase):
                 each.download(data, 0, memoryview(result))
             for each in pair:
                 each.synchronize()
-            same = [result == it for result, it in zip(results, contents, strict=True)]
-            assert same == [True, True], f"{nbytes} bytes"
+            assert are_same(results, contents), f"{nbytes} bytes"
             del work
 
     def failing(self, device: DeviceUnderTest) -> None:
@@ -366,8 +353,7 @@ class OrderTests(BackendCase):
         first.upload(data, 0, memoryview(source))
         first.synchronize()
         source[:] = bytes(1 << 20)
-        same = first.read(data, 0, 1 << 20) == content
-        assert same
+        assert first.holds(data, content)
         del work
 
     def test_host_copies_block_as_declared(self, device: DeviceUnderTest) -> None:
@@ -399,10 +385,122 @@ class OrderTests(BackendCase):
         else:
             device.download(data, 0, memoryview(into))
         run = region.run_nbytes
-        same = [
-            into[at : at + run] == content[at : at + run]
-            for at in range(0, region.extent, region.strides[0])
-        ]
-        assert set(same) == {True}
+        for at in range(0, region.extent, region.strides[0]):
+            assert are_same(into[at : at + run], content[at : at + run])
         device.synchronize()
         del work, again
+
+
+FORBIDDEN_STREAMS = {
+    "cpu": [0, 1, 2, -2],
+    "cuda": [0, -2],
+    "cuda_managed": [0, -2],
+    "rocm": [1, 2, -2],
+}
+"""Integers that the array API (2025.12, ``__dlpack__``) forbids."""
+
+
+class StreamTests(BackendCase, needs=SupportsStreams):
+    """`SupportsStreams`, apart from the order of the work."""
+
+    def current(self, backend: Any, device_id: int) -> tuple[Any, AbstractContextManager[object]]:
+        """A new stream, and a block in which it is current; or a skip where there is none."""
+        stream = self.make_stream(backend, device_id)
+        block = None if stream is None else self.make_current(backend, device_id, stream)
+        if block is None:
+            pytest.skip("no stream can be made current here (make_current)")
+        return stream, block
+
+    def test_current_stream_is_the_threads_own(self, device: DeviceUnderTest) -> None:
+        """A stream that one thread makes current is not the current one of another."""
+        backend, device_id = device.backend, device.device_id
+        stream, block = self.current(backend, device_id)
+        with ThreadPoolExecutor(1) as other:
+
+            def elsewhere() -> int:
+                found = other.submit(backend.current_stream, device_id).result(self.patience)
+                return int(found)
+
+            before = elsewhere()
+            with block:
+                mine = backend.current_stream(device_id)
+                assert mine == backend.normalize_stream(device_id, stream) != before
+                assert elsewhere() == before
+            assert elsewhere() == before
+
+    def test_current_stream_is_the_devices_own(self, devices: list[DeviceUnderTest]) -> None:
+        """A stream that is made current on one device is not the current one of another."""
+        backend = devices[0].backend
+        if len(devices) < 2:
+            pytest.skip("there is one device")
+        for device in devices:
+            _, block = self.current(backend, device.device_id)
+            others = [each.device_id for each in devices if each is not device]
+            before = [backend.current_stream(other) for other in others]
+            with block:
+                assert [backend.current_stream(other) for other in others] == before
+
+    def test_none_is_the_default_stream(self, device: DeviceUnderTest) -> None:
+        """Whatever stream is the current one: None is no question about it."""
+        backend, device_id = device.backend, device.device_id
+        _, block = self.current(backend, device_id)
+        before = backend.normalize_stream(device_id, None)
+        with block:
+            assert backend.normalize_stream(device_id, None) == before
+
+    def test_none_is_a_stream(self, device: DeviceUnderTest) -> None:  # S1 S2 S11 S16
+        """None means the default stream."""
+        backend = device.backend
+        stream = backend.normalize_stream(device.device_id, None)
+        assert isinstance(stream, int)
+        assert stream != -1
+        backend.synchronize(device.device_id, stream)
+
+    def test_minus_one_is_no_order(self, backend: Any) -> None:  # S1 S3 S11 S16
+        """-1, which means no ordering, is returned unchanged."""
+        assert backend.normalize_stream(self.device_id, -1) == -1
+
+    @pytest.mark.parametrize(  # S9 S10
+        "stream",
+        [True, False, 1.5, "1", b"", [], {}, object(), int],
+        ids=["True", "False", "1.5", "text", "bytes", "list", "dict", "object", "class"],
+    )
+    def test_no_stream_at_all(self, backend: Any, stream: object) -> None:
+        """A bool is refused, because True would be CUDA's legacy stream."""
+        with pytest.raises(TypeError, match="stream"):
+            backend.normalize_stream(self.device_id, stream)
+
+    @pytest.mark.parametrize("stream", [-2, -(1 << 40)])
+    def test_negative_streams(self, backend: Any, stream: int) -> None:  # S8
+        """Only -1 has a meaning."""
+        with pytest.raises((ValueError, TypeError), match="stream"):
+            backend.normalize_stream(self.device_id, stream)
+
+    def test_unknown_streams(self, backend: Any) -> None:
+        """A number that names no stream is refused, or stays itself: it becomes no other stream."""
+        unknown = 0x7FF0_DEAD_BEE8_0000
+        try:
+            found = backend.normalize_stream(self.device_id, unknown)
+        except (ValueError, TypeError):
+            return
+        assert found == unknown
+
+    def test_streams_of_other_devices(self, backend: Any, devices: list[DeviceUnderTest]) -> None:
+        """A stream of another device is refused, or keeps its handle, which is of no use here."""
+        others = [each.device_id for each in devices if each.device_id != self.device_id]
+        made = [(other, self.make_stream(backend, other)) for other in others]
+        if not made or made[0][1] is None:
+            pytest.skip("there are no streams of another device")
+        for other, stream in made:
+            theirs = backend.normalize_stream(other, stream)
+            try:
+                found = backend.normalize_stream(self.device_id, stream)
+            except (ValueError, TypeError, Error):
+                continue
+            assert found == theirs
+
+    def test_forbidden_streams(self, backend: Any) -> None:  # S1 S7 S8 S11
+        """The integers that the standard forbids for this device."""
+        for stream in FORBIDDEN_STREAMS.get(self.name, []):
+            with pytest.raises(ValueError, match="stream"):
+                backend.normalize_stream(self.device_id, stream)

@@ -13,25 +13,18 @@ from .backend_base import BackendCase
 if TYPE_CHECKING:
     import subprocess
 
-__all__ = ["ProcessTests"]
-
 START = """
-import gc, os, signal, sys, threading
+import gc, os, signal, threading
 import numpy as np
-import dlbridge
 from dlbridge.errors import BackendUnavailable, DeviceError, Error
 
-name, device_id, patience = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 where = f"{name}:{device_id}"
 array = np.arange(100_000, dtype="float32")
 aligned = dlbridge.empty(100_000, "float32").numpy()
 
 def start():
-    try:
-        return dlbridge.to_device(array, where, copy=True)
-    except BackendUnavailable as exc:
-        print(exc)
-        sys.exit(77)
+    load()
+    return dlbridge.to_device(array, where, copy=True)
 
 def on_host(tensor):
     host = np.zeros(array.shape, "float32")
@@ -205,7 +198,7 @@ class ProcessTests(BackendCase):
     def test_exit(self, backend: Any, scene: str) -> None:
         """The process ends with status 0, in time, and prints no error."""
         code = f"{START}{EXITS[scene]}\nprint('the end')\n"
-        done = self.in_new_process(code, self.name, self.device_id, self.patience)
+        done = self.in_new_process(code)
         assert done.returncode == 0, failure(done)
         assert "the end" in done.stdout
         is_silent(done)
@@ -213,14 +206,14 @@ class ProcessTests(BackendCase):
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
     def test_fork_with_shared_memory(self, backend: Any) -> None:
         """Views, imports and shared memory end in a forked child without a wait or an error."""
-        done = self.in_new_process(START + SHARED, self.name, self.device_id, self.patience)
+        done = self.in_new_process(START + SHARED)
         assert done.returncode == 0, FORKED.get(done.returncode, "") + "\n" + failure(done)
         is_silent(done)
 
     @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timers")
     def test_signals_anywhere_in_a_call(self, backend: Any) -> None:
         """After the exceptions of a signal handler no lock is held, and nothing is lost."""
-        done = self.in_new_process(START + SIGNALS, self.name, self.device_id, self.patience)
+        done = self.in_new_process(START + SIGNALS)
         assert done.returncode == 0, failure(done)
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
@@ -232,7 +225,7 @@ class ProcessTests(BackendCase):
         hangs when it ends, and what is dropped in the child raises nothing.
         """
         code = START + FORK.format(before=before)
-        done = self.in_new_process(code, self.name, self.device_id, self.patience)
+        done = self.in_new_process(code)
         good = (10, 11) if before == "used before" else (10,)
         assert done.returncode in good, FORKED.get(done.returncode, "") + "\n" + failure(done)
         is_silent(done)

@@ -1,15 +1,17 @@
-"""Refusals: bytes outside of memory, devices that do not exist, handles of strangers."""
+"""Refusals: bytes outside of memory, devices that are not there or lost, handles of strangers."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-from typing import Any
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import dlbridge
-from dlbridge.errors import Error, ExchangeError
+from dlbridge.errors import DeviceError, DeviceLost, Error, ExchangeError
 from dlbridge.protocol import (
     ADDRESS_DEVICES,
     Region,
@@ -22,10 +24,13 @@ from dlbridge.protocol import (
     SupportsStridedCopy,
 )
 
-from .backend_base import DeviceUnderTest
+from .backend_base import PAGES, BackendCase, DeviceUnderTest, end_quietly, live_allocations
 from .backend_moves import PublicCase, numbers, on_host
 
-__all__ = ["NEEDS", "PART", "Calls", "RefusalTests"]
+if TYPE_CHECKING:
+    import mmap
+
+    from .backend_base import DeviceUnderTest
 
 PARTS, PART = 32, 4
 """The memory that the operations must not leave has so many parts, of so many bytes each."""
@@ -35,38 +40,39 @@ OUTSIDE = [(1, 32), (32, 2), (0, 33), (-1, 10), (1 << 40, 2), ((1 << 62) - 2, 4)
 
 
 class Calls:
-    """The operations of a device on one span, a method each."""
+    """The operations of a device on one span, a method each: those that the backend has."""
 
     def __init__(self, device: DeviceUnderTest) -> None:
-        self.device = device
+        self.device, self.backend, self.stream = device, device.backend, device.stream
         self.nbytes = PARTS * PART
         self.other = device.allocate(2 * self.nbytes)
+        self.into = bytearray()
+
+    @property
+    def names(self) -> list[str]:
+        """The methods that the backend can run."""
+        return [name for name, needs in NEEDS.items() if isinstance(self.backend, needs)]
 
     def upload(self, span: Span) -> None:
         """Copy from the host."""
-        source = memoryview(b"!" * span.nbytes)
-        self.device.backend.copy_from_host(span, source, self.device.stream)
+        self.backend.copy_from_host(span, memoryview(b"!" * span.nbytes), self.stream)
 
     def download(self, span: Span) -> None:
-        """Copy to the host, whose memory must not change."""
-        into = bytearray(b"?" * span.nbytes)
-        try:
-            self.device.backend.copy_to_host(span, memoryview(into), self.device.stream)
-        finally:
-            self.device.synchronize()
-            assert into == b"?" * span.nbytes
+        """Copy to the host, whose memory `into` must not change."""
+        self.into = bytearray(b"?" * span.nbytes)
+        self.backend.copy_to_host(span, memoryview(self.into), self.stream)
 
     def copy_to(self, span: Span) -> None:
         """Copy on the device, with the bad span as the target."""
-        self.device.backend.copy(span, self.good(span), self.device.stream)
+        self.backend.copy(span, self.good(span), self.stream)
 
     def copy_from(self, span: Span) -> None:
         """Copy on the device, with the bad span as the source."""
-        self.device.backend.copy(self.good(span), span, self.device.stream)
+        self.backend.copy(self.good(span), span, self.stream)
 
     def fill(self, span: Span) -> None:
         """Fill."""
-        self.device.backend.fill(span, 0x21, self.device.stream)
+        self.backend.fill(span, 0x21, self.stream)
 
     def host_view(self, span: Span) -> None:
         """Ask for the host's address."""
@@ -75,18 +81,17 @@ class Calls:
     def upload_runs(self, span: Span) -> None:
         """Strided copy from the host: two runs, the second of which ends the span."""
         host, region = memoryview(b"!" * span.nbytes), self.two_runs(span)
-        self.device.backend.copy_strided_from_host(span, region, host, region, self.device.stream)
+        self.backend.copy_strided_from_host(span, region, host, region, self.stream)
 
     def download_runs(self, span: Span) -> None:
         """Strided copy to the host."""
         host, region = memoryview(bytearray(span.nbytes)), self.two_runs(span)
-        self.device.backend.copy_strided_to_host(span, region, host, region, self.device.stream)
+        self.backend.copy_strided_to_host(span, region, host, region, self.stream)
 
     def copy_runs(self, span: Span) -> None:
         """Strided copy on the device."""
         region = self.two_runs(span)
-        good = self.good(span)
-        self.device.backend.copy_strided(span, region, good, region, self.device.stream)
+        self.backend.copy_strided(span, region, self.good(span), region, self.stream)
 
     def good(self, span: Span) -> Span:
         """A span of the same length that is as it must be."""
@@ -98,8 +103,8 @@ class Calls:
 
 
 NEEDS = {
-    "upload": None,
-    "download": None,
+    "upload": object,
+    "download": object,
     "copy_to": SupportsCopy,
     "copy_from": SupportsCopy,
     "fill": SupportsFill,
@@ -118,16 +123,11 @@ STREAM_MEMBERS: dict[str, tuple[object, ...]] = {
 """Members of `SupportsStreams`, and arguments besides the device."""
 
 STRANGERS = """
-import ctypes, sys
-import dlbridge
-from dlbridge.errors import BackendUnavailable, Error
+import ctypes
+from dlbridge.errors import Error
 
-name, device_id, is_address = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
-try:
-    backend = dlbridge.backend(name)
-except BackendUnavailable as exc:
-    print(exc)
-    sys.exit(77)
+is_address = sys.argv[4] == "True"
+backend = load()
 stream = backend.current_stream(device_id)
 own = backend.allocate(device_id, 256, 256, stream)
 mine = own.data
@@ -175,9 +175,7 @@ class RefusalTests(PublicCase):
 
     def calls(self, device: DeviceUnderTest, operation: str) -> Calls:
         """The operations, or a skip if the backend lacks the one of that name."""
-        needs = NEEDS[operation]
-        if needs is not None:
-            self.need(device.backend, needs)
+        self.need(device.backend, NEEDS[operation])
         return Calls(device)
 
     @pytest.mark.parametrize("operation", NEEDS)
@@ -185,14 +183,27 @@ class RefusalTests(PublicCase):
         """If ``data`` is a handle, no operation reaches outside its memory."""
         self.need_handles(device.backend)
         calls = self.calls(device, operation)
-        content = b"d" * calls.nbytes
-        data = device.filled(content)
         for offset, length in OUTSIDE:
-            span = device.span(data, PART * offset, PART * length)
-            with pytest.raises(Error):
-                getattr(calls, operation)(span)
-            device.synchronize()
-            assert device.read(data, 0, calls.nbytes) == content
+            self.check(calls, operation, device, device.device_id, PART * offset, PART * length)
+
+    def check(
+        self,
+        calls: Calls,
+        operation: str,
+        owner: DeviceUnderTest,
+        device_id: int,
+        offset: int = 0,
+        nbytes: int = PARTS * PART,
+        error: type[Error] = Error,
+    ) -> None:
+        """An operation on memory of *owner* is refused, and changes no bytes there or here."""
+        content = b"d" * calls.nbytes
+        data = owner.filled(content)
+        with pytest.raises(error, match=str(device_id) if error is ExchangeError else None):
+            getattr(calls, operation)(Span(device_id, data, offset, nbytes))
+        calls.device.synchronize()
+        assert calls.into == b"?" * len(calls.into)
+        assert owner.read(data, 0, calls.nbytes) == content
 
     @pytest.mark.parametrize("beyond", [-1, 0, 1000])
     def test_unknown_device_is_refused(self, backend: Any, beyond: int) -> None:
@@ -218,14 +229,8 @@ class RefusalTests(PublicCase):
         self, device: DeviceUnderTest, operation: str
     ) -> None:
         """The same for each operation on memory."""
-        calls = self.calls(device, operation)
-        content = b"d" * calls.nbytes
-        data = device.filled(content)
         unknown = device.backend.device_count() + 3
-        with pytest.raises(ExchangeError, match=str(unknown)):
-            getattr(calls, operation)(Span(unknown, data, 0, calls.nbytes))
-        device.synchronize()
-        assert device.read(data, 0, calls.nbytes) == content
+        self.check(self.calls(device, operation), operation, device, unknown, error=ExchangeError)
 
     @pytest.mark.parametrize("operation", NEEDS)
     def test_memory_of_another_device_is_refused(
@@ -236,12 +241,7 @@ class RefusalTests(PublicCase):
         if len(devices) < 2:
             pytest.skip("there is one device")
         calls = self.calls(devices[0], operation)
-        content = b"d" * calls.nbytes
-        data = devices[1].filled(content)
-        with pytest.raises(Error):
-            getattr(calls, operation)(devices[0].span(data, 0, calls.nbytes))
-        devices[0].synchronize()
-        assert devices[1].read(data, 0, calls.nbytes) == content
+        self.check(calls, operation, devices[1], devices[0].device_id)
 
     @pytest.mark.parametrize("member", ["copy_from_host", "copy_to_host", "synchronize", "wait"])
     def test_unknown_streams_do_no_work(self, device: DeviceUnderTest, member: str) -> None:
@@ -250,11 +250,12 @@ class RefusalTests(PublicCase):
         if stream is None or not isinstance(backend, SupportsStreams):
             pytest.skip("no number is safely no stream (unknown_stream)")
         span, host = device.span(device.filled(b"four"), 0, 4), memoryview(bytearray(b"host"))
-        given: tuple[Any, ...] = (span, host, stream)
-        if member in ("synchronize", "wait"):
-            given = (device.device_id, *([0, stream] if member == "wait" else [stream]))
+        given: dict[str, tuple[Any, ...]] = {
+            "synchronize": (device.device_id, stream),
+            "wait": (device.device_id, 0, stream),
+        }
         with pytest.raises((Error, ValueError)):
-            getattr(backend, member)(*given)
+            getattr(backend, member)(*given.get(member, (span, host, stream)))
         assert device.read(span.data, 0, 4) == b"four"
 
     def test_strangers_handles_are_refused(self, backend: Any) -> None:
@@ -265,7 +266,7 @@ class RefusalTests(PublicCase):
         """
         self.need(backend, SupportsForeignData)
         is_address = backend.device_type in ADDRESS_DEVICES
-        done = self.in_new_process(STRANGERS, self.name, self.device_id, is_address)
+        done = self.in_new_process(STRANGERS, is_address)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def test_strangers_tensors_are_refused(self, backend: Any, where: str) -> None:
@@ -285,3 +286,109 @@ class RefusalTests(PublicCase):
         del capsule
         gc.collect()
         assert on_host(tensor)[9] == 10
+
+
+class LostTests(BackendCase):
+    """Tests of a device that `BackendCase.lose_device` has taken away."""
+
+    def lose(self, device: DeviceUnderTest) -> None:
+        """Lose the device, or skip."""
+        if not self.lose_device(device.backend, device.device_id):
+            pytest.skip("this device cannot be lost on request (lose_device)")
+
+    def test_lost_device(self, backend: Any, device: DeviceUnderTest) -> None:
+        """Each use raises DeviceLost; memory can be dropped, and never comes back."""
+        gc.collect()
+        before = live_allocations(backend)
+        calls = Calls(device)
+        data = device.filled(bytes(calls.nbytes))
+        span, views = device.span(data, 0, calls.nbytes), device.can_view(data)
+        self.lose(device)
+        for name in calls.names:
+            if name == "host_view" and not views:
+                continue
+            try:
+                getattr(calls, name)(span)
+            except DeviceLost:
+                continue
+            pytest.fail(f"{name} goes on with a device that is lost")
+        if isinstance(backend, SupportsStreams):
+            with pytest.raises(DeviceLost):
+                device.synchronize()
+        try:
+            device.stream = backend.current_stream(device.device_id)  # the last one has ended
+            again = device.allocate(256)  # which may open the device again
+        except DeviceLost as exc:
+            reason = str(exc)
+            assert reason
+        else:
+            device.write(again, 0, b"n" * 256)
+            assert device.read(again, 0, 256) == b"n" * 256
+            with pytest.raises(DeviceLost):
+                calls.download(span)
+            device.free(again)
+        for each in (data, calls.other):
+            end_quietly(partial(device.free, each))
+        assert live_allocations(backend) == before
+
+    def test_lost_device_with_views_and_imports(
+        self, backend: Any, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """They end without an error and without a wait, and nothing new is made."""
+        gc.collect()
+        before, device_id, address = live_allocations(backend), device.device_id, host_pages[0]
+        data = device.filled(b"d" * 256)
+        views, imports = device.can_view(data), device.can_import(address)
+        if not views and not imports:
+            pytest.skip("host and device share no memory")
+        view = device.host_view(device.span(data, 0, 256), writable=True) if views else 0
+        imported = device.import_host(address, PAGES)[0] if imports else 0
+        self.lose(device)
+        if imports:
+            with pytest.raises(DeviceLost):
+                device.read(imported, 0, 16)
+            with pytest.raises(DeviceLost):
+                backend.import_host(device_id, address, PAGES, False, device.stream)
+        if views:
+            end_quietly(partial(device.release_host_view, view))
+        if imports:
+            end_quietly(partial(device.free, imported))
+        end_quietly(partial(device.free, data))
+        assert live_allocations(backend) == before
+        try:
+            device.free(device.allocate(256))  # opens it again for the next test, where it can
+        except DeviceLost:
+            return
+
+    def test_lost_device_ends_a_wait(self, backend: Any, device: DeviceUnderTest) -> None:
+        """A thread that waits in `synchronize` while the device is lost comes back."""
+        self.need(backend, SupportsStreams)
+        data, came = device.filled(b"d" * 256), threading.Event()
+        work = self.busy(device)
+        raised: list[BaseException] = []
+
+        def wait() -> None:
+            came.set()
+            try:
+                device.synchronize()
+            except BaseException as exc:
+                raised.append(exc)
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        assert came.wait(self.patience)
+        try:
+            self.lose(device)
+        finally:
+            thread.join(self.patience)
+        assert not thread.is_alive(), "the wait for a lost device never ends"
+        assert all(isinstance(each, (DeviceLost, DeviceError)) for each in raised), raised
+        device.free(data)
+        del work
+        try:
+            device.synchronize()
+        except Error:  # reports the loss
+            try:
+                device.free(device.allocate(256))
+            except DeviceLost:
+                return

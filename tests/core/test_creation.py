@@ -10,7 +10,7 @@ from expected import backend_or_skip
 from peers import peer
 
 import dlbridge as bridge
-from dlbridge.core.moves import filling
+from dlbridge.core.moves import transfer
 
 DEVICES = ["cpu", "ext_dev:1", "opencl:0", "vulkan:0"]
 
@@ -91,7 +91,7 @@ def test_each_lane_is_filled(device):
 @pytest.mark.parametrize("size", [63, 64, 65, 200])
 def test_blocks(monkeypatch, size):
     """A device is filled from a small block, again and again; the last part may be shorter."""
-    monkeypatch.setattr(filling, "BLOCK", 256)
+    monkeypatch.setattr(transfer, "BLOCK", 256)
     made = bridge.full((2, size), 0.1, "float32", "ext_dev:0")
     assert made.tobytes() == np.full((2, size), 0.1, "float32").tobytes()
 

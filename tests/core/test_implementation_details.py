@@ -23,11 +23,9 @@ from raw_producer import OldProducer, Producer, struct_in
 
 import dlbridge as bridge
 from dlbridge.core._cdefs import ffi as our_ffi
-from dlbridge.core.implementation_details import finalizers
-from dlbridge.core.implementation_details.callbacks import c_callback
-from dlbridge.core.implementation_details.ends import fork_lock
-from dlbridge.core.implementation_details.finalizers import end_finalizers, report
-from dlbridge.core.implementation_details.handlers import RESUME, handlers_cause
+from dlbridge.core.implementation_details import ends
+from dlbridge.core.implementation_details.ends import end_finalizers, fork_lock, report
+from dlbridge.core.implementation_details.handlers import RESUME, c_callback, handlers_cause
 from dlbridge.core.implementation_details.python_api import (
     address_in,
     address_of,
@@ -150,7 +148,7 @@ DETAILS = (
         "a Ctrl-C that arrives while C runs is raised at the first instruction of the callback, "
         "which then cannot report it to C",
         "CPython 3.11, cffi 2.0",
-        "core/implementation_details/callbacks.py: c_callback",
+        "core/implementation_details/handlers.py: c_callback",
         "tests/core/test_implementation_details.py::"
         "test_an_interrupted_callback_is_run_again_with_its_arguments",
     ),
@@ -223,7 +221,7 @@ DETAILS = (
         "no thread may be in a ``__del__`` of ours when Python ends: CPython before 3.14 ends "
         "the thread there, which aborts the process if a destructor of C++ is below",
         "CPython 3.11",
-        "core/implementation_details/finalizers.py: end_finalizers",
+        "core/implementation_details/ends.py: end_finalizers",
         "tests/core/test_implementation_details.py::test_finalizers_end_before_the_process_does",
     ),
 )
@@ -548,7 +546,7 @@ class Deleter:
 
 
 def test_finalizers_end_before_the_process_does(monkeypatch):
-    monkeypatch.setattr(finalizers, "_LONGEST_WAIT", 1000)
+    monkeypatch.setattr(ends, "_LONGEST_WAIT", 1000)
     held = [Deleter()]
     begun, go_on, ended = held[0].begun, held[0].go_on, held[0].ended
     dropping = threading.Thread(target=held.clear)

@@ -20,7 +20,7 @@ import pytest
 import without_devices
 
 import dlbridge as bridge
-from dlbridge.core.processes import device_blocks, host_blocks
+from dlbridge.core.processes import blocks
 
 EXCEPTIONS = {"KeyboardInterrupt": KeyboardInterrupt, "Alarm": interrupted.Alarm}
 
@@ -94,7 +94,7 @@ def interrupts(exception: str) -> None:
 
     interrupted.interrupted(work, EXCEPTIONS[exception], 500)
     gc.collect()
-    assert (open_files(), len(host_blocks._files)) == (before, 1)
+    assert (open_files(), len(blocks._files)) == (before, 1)
     del kept
 
 
@@ -126,7 +126,7 @@ def own_memory_interrupts(exception: str) -> None:
     interrupted.interrupted(lambda: bridge.share(a, "vulkan:0"), EXCEPTIONS[exception], 300)
     gc.collect()
     assert counts() == before
-    assert len(device_blocks._blocks) == 0
+    assert len(blocks._blocks) == 0
 
 
 # Other processes --------------------------------------------------------------------

@@ -18,7 +18,7 @@ from scripts import run_script
 from suite.rig import DRIVERS
 
 import dlbridge as bridge
-from dlbridge.core.processes import device_blocks
+from dlbridge.core.processes import blocks as shared_blocks
 from dlbridge.core.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.testing.backend_base import open_files
@@ -41,7 +41,7 @@ class Given:
 
 def received(t, **changes):
     """*t* once more, as another process would receive it."""
-    block = device_blocks.find(t.operand())[0]
+    block = shared_blocks.find_on_device(t.operand())[0]
     described = {"uuid": block.uuid, "nbytes": block.exported.nbytes, "offset": 0}
     described |= {"driver": block.exported.driver, "token": b"another process's"} | changes
     again = receive_memory(Given(block.fileno()), *described.values())
@@ -60,7 +60,7 @@ def test_the_memory_is_cudas_own(cuda, fake):
     assert (str(t.device), t.origin) == ("cuda:0", "shared device memory")
     made = [fake.calls(name) for name in (*MAKING, "cuMemAllocFromPoolAsync")]
     assert [now - b for now, b in zip(made, before, strict=True)] == [1, 1, 1, 1, 0]
-    assert device_blocks.find(t.operand())[0].exported[1:] == (UNIT, 0, "cuda", None)
+    assert shared_blocks.find_on_device(t.operand())[0].exported[1:] == (UNIT, 0, "cuda", None)
     assert bridge.share(t) is t
     again = received(t)
     assert again.data_ptr() != t.data_ptr()

@@ -14,9 +14,8 @@ from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import find_library
 from dlbridge.core.moves.copies import copy_elements, packed_bytes
 from dlbridge.core.moves.host_views import host_view
-from dlbridge.core.moves.plans import Plan, plan_move, why_no_host_view
+from dlbridge.core.moves.plans import Plan, plan_move, record, why_no_host_view
 from dlbridge.core.moves.progress import Tally, reporter
-from dlbridge.core.moves.traces import record
 from dlbridge.core.moves.transfer import allocate, run
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.public import public
@@ -216,23 +215,14 @@ class TensorFile(Mapping[str, _Array]):
             ) from None
 
     def _choose(self, names: Iterable[str]) -> TensorFile[_Array]:
-        """The same file with these tensors only, all of them loaded."""
-        entries = [self._entry(name) for name in dict.fromkeys(names)]
-        chosen = TensorFile[_Array](
-            self._source,
-            entries,
-            self._metadata,
-            self._device,
-            self._copy,
-            self._progress,
-            self._like,
-        )
-        total = sum(entry.nbytes for entry in entries)
+        """This file, new, with these tensors only, all of them loaded."""
+        self._entries = {name: self._entry(name) for name in names}
+        total = sum(entry.nbytes for entry in self._entries.values())
         with reporter(self._progress, total) as report:
             tally = Tally(report, total)
-            for entry in entries:
-                chosen._loaded[entry.name] = self._place(entry, tally)
-        return chosen
+            for name, entry in self._entries.items():
+                self._loaded[name] = self._place(entry, tally)
+        return self
 
 
 def _given(tensor: Tensor, like: object, copy: bool | None) -> Any:

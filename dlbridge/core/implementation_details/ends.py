@@ -28,8 +28,12 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from sys import _current_frames as current_frames  # documented, in spite of its name
+from types import CodeType, FrameType
 from typing import Any
+from weakref import ref
 
 Ending = Callable[[], Any]
 
@@ -52,3 +56,73 @@ def fork_lock() -> Any:
     lock: Any = threading.RLock()
     in_child(lock._at_fork_reinit)
     return lock
+
+
+# Finalizers -------------------------------------------------------------------------
+
+
+_LONGEST_WAIT = 2.0  # seconds; a driver that does not return must not keep the process
+
+
+def end_finalizers(*classes: type) -> None:
+    """Let the ``__del__`` of *classes* do nothing from now on; wait for those that run.
+
+    For the exit of the process. A daemon thread that waits for the GIL when Python
+    ends is ended there (CPython before 3.14). If a destructor of C++ has called the
+    ``__del__``, that aborts the process; so no bytecode of it may be running then.
+    """
+    codes = {_code_of(cls) for cls in classes}
+    nothing: Any = object.__hash__  # any method of C
+    for cls in classes:
+        cls.__del__ = nothing  # type: ignore[attr-defined]  # object has none
+    wait_for(codes)
+
+
+def wait_for(codes: set[CodeType]) -> None:
+    """Let other threads end the functions of *codes* that they run now; none is begun any more."""
+    running = {frame for frame in _frames_of_other_threads() if frame.f_code in codes}
+    end = time.monotonic() + _LONGEST_WAIT
+    while time.monotonic() < end and not running.isdisjoint(_frames_of_other_threads()):
+        time.sleep(0.001)
+
+
+def _code_of(cls: Any) -> CodeType:
+    code: CodeType = cls.__del__.__code__
+    return code
+
+
+def _frames_of_other_threads() -> Iterator[FrameType]:
+    for thread, top in current_frames().items():
+        if thread == threading.get_ident():
+            continue
+        frame: FrameType | None = top
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+
+class _Raising:
+    """A callback of a weak reference that raises *error*; messages call it *what*."""
+
+    __slots__ = ("__weakref__", "error", "what")
+
+    def __init__(self, error: BaseException, what: str) -> None:
+        self.error, self.what = error, what
+
+    def __call__(self, _reference: object) -> None:
+        raise self.error
+
+    def __repr__(self) -> str:
+        return self.what
+
+
+def report(error: BaseException, what: str) -> None:
+    """Give *error*, which came where nobody can catch it, to `sys.unraisablehook`.
+
+    Python does that with the exceptions of a weak reference's callback. The hook's own
+    argument can be made by C only.
+    """
+    ended = _Raising(error, what)
+    watch = ref(ended, _Raising(error, what))
+    del ended
+    assert watch() is None

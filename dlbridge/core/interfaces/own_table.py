@@ -23,9 +23,12 @@ from dlbridge.core.dlpack.capsules import (
 )
 from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
-from dlbridge.core.implementation_details.callbacks import c_callback
 from dlbridge.core.implementation_details.ends import at_exit, fork_lock
-from dlbridge.core.implementation_details.handlers import is_from_handler, unless_handler
+from dlbridge.core.implementation_details.handlers import (
+    c_callback,
+    is_from_handler,
+    unless_handler,
+)
 from dlbridge.core.implementation_details.python_api import (
     decrement_references,
     immortal,

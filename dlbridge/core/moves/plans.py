@@ -3,17 +3,22 @@
 `plan_move` is the only planner: `dlbridge.explain` prints its plan and
 `dlbridge.to_device` runs it. It avoids copies; between two kinds of device
 that do not share memory it goes through the host. ``transfer`` runs the steps.
+A trace records the plans that ran.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.dlpack.exports import check_copy
-from dlbridge.core.moves.regions import bytes_to_host, can_copy_natively, is_faster_on_device
+from dlbridge.core.moves.copies import bytes_to_host, can_copy_natively, is_faster_on_device
 from dlbridge.core.plugins.lookup import identity_of, plugin_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.operand import require_compact
+from dlbridge.core.tensor.tensor import TRACES
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.units import bytes_text, table
 from dlbridge.errors import BackendUnavailable, ExchangeError
@@ -21,7 +26,6 @@ from dlbridge.errors import BackendUnavailable, ExchangeError
 if TYPE_CHECKING:
     from dlbridge.core.plugins.records import Plugin
     from dlbridge.core.tensor.operand import Operand
-    from dlbridge.core.values.devices import Device
     from dlbridge.core.values.dtypes import DType
 
 
@@ -187,13 +191,7 @@ class Plan:
             "target": str(self.target),
             "nbytes": self.nbytes,
             "steps": [
-                {
-                    "kind": step.kind,
-                    "source": str(step.source),
-                    "target": str(step.target),
-                    "nbytes": step.nbytes,
-                    "reason": step.reason,
-                }
+                {**step._asdict(), "source": str(step.source), "target": str(step.target)}
                 for step in self.steps
             ],
         }
@@ -215,16 +213,7 @@ def plan_move(
     """
     if copy is not None:
         check_copy(copy)
-    may_copy = copy is not False
-    plan = Plan(
-        operand.dtype,
-        operand.shape,
-        origin,
-        operand.device,
-        target,
-        may_copy=may_copy,
-        alignment=alignment,
-    )
+    plan = _plan_for(operand, target, copy, alignment, origin)
     _plan_steps(plan, operand, "copy=True was asked for" if copy is True else "")
     if alignment > 1 and not plan.copies:
         unaligned = why_not_aligned(operand, alignment)
@@ -233,7 +222,7 @@ def plan_move(
             _plan_steps(plan, operand, unaligned)
     if not operand.contiguous and operand.dtype.is_subbyte and not operand.padded and plan.copies:
         require_compact(operand)  # before a driver is called
-    if not may_copy:
+    if not plan.may_copy:
         for step in plan.steps:
             if step.nbytes:
                 raise ExchangeError(
@@ -241,6 +230,14 @@ def plan_move(
                     f"{bytes_text(step.nbytes)}: {step.reason}; pass copy=None to allow it"
                 )
     return plan
+
+
+def _plan_for(
+    operand: Operand, target: Device, copy: bool | None, alignment: int, origin: str = ""
+) -> Plan:
+    """A plan without steps."""
+    what = operand.dtype, operand.shape, origin, operand.device, target
+    return Plan(*what, may_copy=copy is not False, alignment=alignment)
 
 
 def _plan_steps(plan: Plan, operand: Operand, forced: str) -> None:
@@ -278,15 +275,7 @@ def plan_by_library(
     operand: Operand, target: Device, copy: bool | None, alignment: int = 1
 ) -> Plan:
     """The plan for a tensor of a device that only its own library can read."""
-    plan = Plan(
-        operand.dtype,
-        operand.shape,
-        "",
-        operand.device,
-        target,
-        may_copy=copy is not False,
-        alignment=alignment,
-    )
+    plan = _plan_for(operand, target, copy, alignment)
     nbytes = 0 if copy is False else operand.nbytes
     reason = f"no backend here serves {operand.device}; the library of the array is asked"
     plan.add("by library", operand.device, target, nbytes, reason)
@@ -432,3 +421,103 @@ def why_no_memory_import(operand: Operand, target: Device) -> str | None:
         return f"their UUIDs are not the same ({here} and {there})"
     refusal = exporter.memory_export_refusal(source.index, operand.data)
     return refusal or importer.memory_import_refusal(target.index)
+
+
+# Records of `to_device` and `load`, for ``with dlbridge.trace() as t:`` -----------------
+
+
+@public
+class Trace:
+    """The plans that ran in a ``with trace()`` block, in order; ``print(t)`` lists them.
+
+    Attributes
+    ----------
+    plans : list of Plan
+        One for each move, and for each tensor that was loaded from a file.
+
+    Examples
+    --------
+    >>> with bridge.trace() as t:
+    ...     moved = bridge.to_device([1.0, 2.0], "cpu")
+    >>> [plan.nbytes for plan in t.plans]
+    [16]
+    """
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that all moves copied."""
+        return sum(plan.nbytes for plan in self.plans)
+
+    @property
+    def copies(self) -> int:
+        """The number of copies that were made."""
+        return sum(plan.copies for plan in self.plans)
+
+    def _total(self) -> str:
+        return f"{len(self.plans)} moves, {self.nbytes} bytes copied"
+
+    def __str__(self) -> str:
+        lines = [f"{plan}\n  took {plan.seconds * 1e6:.0f} us" for plan in self.plans]
+        return "\n".join([*lines, self._total()])
+
+    def __repr__(self) -> str:
+        return f"dlbridge.Trace({self._total()})"
+
+    def _repr_html_(self) -> str:
+        """Return the tables that a notebook shows."""
+        return "".join([*(plan._repr_html_() for plan in self.plans), table(self._total())])
+
+
+class _Active(threading.local):
+    traces: tuple[Trace, ...] = ()
+    """Replaced and never changed: without an ``__init__``, a finalizer always finds it."""
+
+
+_active = _Active()
+
+
+@public
+@contextmanager
+def trace() -> Iterator[Trace]:
+    """Record the moves that this thread makes inside the block.
+
+    An object of no array library, such as a dataset in a file, may be read once more
+    for it: whether its memory was shared is found by asking with copy=False.
+
+    Yields
+    ------
+    Trace
+        It fills while the block runs.
+
+    Examples
+    --------
+    >>> with bridge.trace() as t:
+    ...     moved = bridge.to_device(np.zeros(1000), "cpu", copy=True)
+    >>> t.nbytes, t.copies
+    (8000, 1)
+    """
+    new = Trace()
+    # The dictionary of this thread: a generator that a signal handler has interrupted may end
+    # in another thread.
+    mine = vars(_active)
+    TRACES.append(new)
+    _active.traces = (*_active.traces, new)
+    try:
+        yield new
+    finally:
+        mine["traces"] = tuple(each for each in mine["traces"] if each is not new)
+        TRACES.remove(new)
+
+
+def is_recording() -> bool:
+    """Whether a trace of this thread is active."""
+    return bool(_active.traces)
+
+
+def record(plan: Plan) -> None:
+    """Add *plan*, which has just run, to the traces of this thread."""
+    for active in _active.traces:
+        active.plans.append(plan)

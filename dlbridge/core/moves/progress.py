@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dlbridge.core.values.units import bytes_text
@@ -51,43 +52,28 @@ def _somebody_looks() -> bool:
 
 def _bar(nbytes: int) -> Any:
     """A context manager that gives the function of a bar."""
-    for made in (_tqdm, _rich):
-        try:
-            return made(nbytes)
-        except ImportError:
-            continue
+    for name, shown in (("tqdm.auto", _tqdm), ("rich.progress", _rich)):
+        with suppress(ImportError):
+            return shown(importlib.import_module(name), nbytes)
     return _plain(nbytes, sys.stderr)
 
 
-def _tqdm(nbytes: int) -> Any:
-    from tqdm.auto import tqdm  # in a notebook its widget
-
-    @contextmanager
-    def shown() -> Iterator[Progress]:
-        with tqdm(total=nbytes, unit="B", unit_scale=True, unit_divisor=1024) as bar:
-            yield lambda done, _total: bar.update(done - bar.n)
-
-    return shown()
+@contextmanager
+def _tqdm(library: Any, nbytes: int) -> Iterator[Progress]:
+    """In a notebook it is a widget."""
+    with library.tqdm(total=nbytes, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+        yield lambda done, _total: bar.update(done - bar.n)
 
 
-def _rich(nbytes: int) -> Any:
+@contextmanager
+def _rich(library: Any, nbytes: int) -> Iterator[Progress]:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress as Bars,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
 
-    @contextmanager
-    def shown() -> Iterator[Progress]:
-        columns = BarColumn(), DownloadColumn(True), TransferSpeedColumn(), TimeRemainingColumn()
-        with Bars(*columns, console=Console(stderr=True)) as bars:
-            task = bars.add_task("", total=nbytes)
-            yield lambda done, _total: bars.update(task, completed=done)
-
-    return shown()
+    columns = [library.BarColumn(), library.DownloadColumn(True)]
+    columns += [library.TransferSpeedColumn(), library.TimeRemainingColumn()]
+    with library.Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task("", total=nbytes)
+        yield lambda done, _total: bars.update(task, completed=done)
 
 
 @contextmanager

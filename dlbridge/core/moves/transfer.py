@@ -1,4 +1,4 @@
-"""New memory on a device, and the steps of a plan: how each is run."""
+"""New memory on a device, also filled with a number, and the steps of a plan: how each is run."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.moves.copies import copy_elements, packed_bytes
+from dlbridge.core.interfaces.lists import array_of
+from dlbridge.core.moves.copies import bytes_of, copy_elements, packed_bytes
 from dlbridge.core.moves.plans import (
     plan_device_copy,
     plan_host_copy,
     plan_move,
+    record,
     why_no_host_view,
     why_not_aligned,
 )
-from dlbridge.core.moves.traces import record
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory, access, host_access, view_memory
-from dlbridge.core.tensor.operand import operand_of, operand_of_new
+from dlbridge.core.tensor.operand import host_array, operand_of, operand_of_new
 from dlbridge.core.tensor.tensor import TRACES
 from dlbridge.core.values.devices import Device
+from dlbridge.core.values.dtypes import DType
+from dlbridge.core.values.subbyte import pack_bits
+from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import Error, ExchangeError
-from dlbridge.protocol import ExportedMemory
+from dlbridge.protocol import ExportedMemory, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,8 +40,6 @@ if TYPE_CHECKING:
     from dlbridge.core.plugins.records import Plugin
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.tensor.tensor import Tensor
-    from dlbridge.core.values.devices import Device
-    from dlbridge.core.values.dtypes import DType
 
     _Place = tuple[Tensor, Operand]
     StepFunction = Callable[[Tensor, Operand, Device, Progress | None, int], _Place]
@@ -343,3 +345,95 @@ def _same_layout(operand: Operand, memory: Memory, byte_offset: int) -> _Place:
         flags=operand.flags,
     )
     return tensor, operand_of(tensor)
+
+
+# Filled with a number: by the device where it can, otherwise in blocks from the host -----
+
+
+BLOCK = 4 << 20
+"""Bytes of host memory from which a device is filled, again and again."""
+
+
+def pattern_of(value: Any, dtype: DType) -> bytes:
+    """The bytes of one element of *dtype* whose lanes are *value*; of 8 elements below a byte."""
+    import numpy as np
+
+    lane = DType.of(dtype.code, dtype.bits, 1)
+    number = value if isinstance(value, (bool, int, float, complex)) else _scalar(value)
+    raw = array_of(number, lane, _unused).reshape(1).view("u1")
+    if dtype.is_subbyte:
+        return pack_bits(np.repeat(raw, 8 * dtype.lanes), dtype)
+    if dtype.bits < 8:  # int4x2, for example: packed, and whole bytes
+        return pack_bits(np.repeat(raw, dtype.lanes), dtype)
+    return raw.tobytes() * dtype.lanes
+
+
+def _scalar(value: Any) -> Any:
+    """The Python number of a scalar of numpy, for example."""
+    number = value
+    if hasattr(value, "item") and not getattr(value, "shape", ()):
+        try:
+            number = value.item()
+        except ExchangeError as exc:
+            raise ExchangeError(
+                f"fill_value is {with_article(type(value).__name__)} of {value.dtype}, whose "
+                "item() is refused; pass a Python number, such as "
+                "dlbridge.astype(fill_value, 'float32').item()"
+            ) from exc
+    if not isinstance(number, (bool, int, float, complex)):
+        raise TypeError(
+            f"fill_value is {with_article(type(value).__name__)}, not a number; give a bool, "
+            "int, float or "
+            "complex"
+        )
+    return number
+
+
+def _unused(_array: Any) -> Any:
+    raise AssertionError("a number has no arrays in it")
+
+
+def fill(tensor: Tensor, pattern: bytes) -> None:
+    """Fill a new, compact *tensor* with *pattern*: one byte, or what `pattern_of` gives."""
+    operand = operand_of(tensor)
+    if not operand.size:
+        return
+    if len(set(pattern)) == 1 and _filled_by_device(operand, pattern[0]):
+        return
+    if operand.device is _CPU:
+        _write(operand, pattern)
+        return
+    # A multiple of 8 elements: those below a byte are cut between whole bytes only.
+    count = max(BLOCK * 8 // (operand.dtype.bits * operand.dtype.lanes) & ~7, 8)
+    block = operand_of(allocate(_CPU, operand.dtype, (min(count, operand.size),)))
+    _write(block, pattern)
+    for start in range(0, operand.nbytes, block.nbytes):
+        length = min(block.nbytes, operand.nbytes - start)
+        copy_elements(bytes_of(operand, start, length), bytes_of(block, 0, length))
+
+
+def _filled_by_device(operand: Operand, value: int) -> bool:
+    """Whether the device has set each byte to *value*."""
+    where = operand.device
+    plugin = plugin_of(where)
+    if plugin.fill is None:
+        return False
+    use = None if operand.memory is None else operand.memory.last_use
+    if use is not None:  # the stream that it was allocated for
+        use.used = True
+    span = Span(where.index, operand.data, operand.byte_offset, operand.nbytes)
+    plugin.fill(span, value, 0 if use is None else use.handle)
+    return True
+
+
+def _write(operand: Operand, pattern: bytes) -> None:
+    """Write *pattern* into new memory of the CPU."""
+    import numpy as np
+
+    array = host_array(operand)
+    if operand.dtype.is_subbyte:
+        array[...] = np.resize(np.frombuffer(pattern, "u1"), array.shape)
+    elif len(pattern) == 1:
+        array.reshape(-1).view("u1")[...] = pattern[0]
+    else:
+        array[...] = np.frombuffer(pattern, array.dtype)[0]

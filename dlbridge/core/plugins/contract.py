@@ -10,7 +10,7 @@ import ctypes
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from dlbridge import protocol
 from dlbridge.core.values.devices import DLDeviceType
@@ -50,63 +50,73 @@ def check_contract(plugin: Backend, name: str, who: str) -> None:
     BackendError if it is not a backend of this version; FutureWarning if its
     version is the next that dlbridge will not take any more.
     """
+    given = _Given(plugin, name, who)
     if hasattr(plugin, "api"):  # another version may have other members
-        _check_api(plugin.api, name, who)
+        _check_api(given)
     missing = sorted(member for member in members(protocol.Backend) if not hasattr(plugin, member))
     if missing:
-        raise BackendError(f"{who}: backend {name!r} lacks {', '.join(missing)}; report it there")
-    _check_device_type(plugin.device_type, name, who)
-    _check_device_count(plugin, name, who)
+        given.refuse(f" lacks {', '.join(missing)}; report it there")
+    _check_device_type(given)
+    _check_device_count(given)
     for contract in contracts():
         declared = members(contract)
         if all(hasattr(plugin, member) for member in declared):
             for member, function in declared.items():
                 if function is not None:
-                    _checkparameters_of(plugin, member, function, name, who)
-    _check_facts(plugin, name, who)
+                    _check_parameters(given, member, function)
+    _check_facts(given)
     if plugin.device_type in protocol.HOST_DEVICES and name != "cpu":  # ours
-        _check_addresses(plugin, name, who)
+        _check_addresses(given)
 
 
-def _check_api(api: object, name: str, who: str) -> None:
-    newest, oldest = protocol.API, protocol.MIN_API
-    if not isinstance(api, int) or isinstance(api, bool):
-        raise BackendError(
-            f"{who}: backend {name!r} has api = {api!r}; it is the version of dlbridge.protocol "
-            f"that the backend was written for, as a literal: api = {newest}"
+class _Given(NamedTuple):
+    """A backend that is checked."""
+
+    plugin: Any
+    name: str
+    who: str
+
+    def refuse(self, what: str, cause: Exception | None = None) -> NoReturn:
+        """Raise the BackendError that names it and its package, and says *what* is wrong."""
+        raise BackendError(f"{self.who}: backend {self.name!r}{what}") from cause
+
+
+def _check_api(given: _Given) -> None:
+    api, newest, oldest = given.plugin.api, protocol.API, protocol.MIN_API
+    if not _is_int(api):
+        given.refuse(
+            f" has api = {api!r}; it is the version of dlbridge.protocol that the backend was "
+            f"written for, as a literal: api = {newest}"
         )
     if not oldest <= api <= newest:
         speaks = f"{oldest} to {newest}" if oldest < newest else newest
         raise BackendError(
-            f"{who} speaks backend API {api}, this dlbridge speaks {speaks}; "
+            f"{given.who} speaks backend API {api}, this dlbridge speaks {speaks}; "
             f"upgrade {'that backend' if api < oldest else 'dlbridge'}"
         )
     if api == oldest < newest:
         warnings.warn(
-            f"{who}: backend {name!r} speaks backend API {api}, which the next release of "
-            f"dlbridge may no longer take (it speaks {newest}); upgrade that backend",
+            f"{given.who}: backend {given.name!r} speaks backend API {api}, which the next release "
+            f"of dlbridge may no longer take (it speaks {newest}); upgrade that backend",
             FutureWarning,
             stacklevel=2,
         )
 
 
-def _check_device_type(device_type: object, name: str, who: str) -> None:
-    known = type_of_name(name)
-    if isinstance(device_type, bool) or not isinstance(device_type, int):
+def _check_device_type(given: _Given) -> None:
+    device_type, known = given.plugin.device_type, type_of_name(given.name)
+    if not _is_int(device_type):
         number = next((kind for kind in DLDeviceType if kind.name == device_type), known)
-        raise BackendError(
-            f"{who}: backend {name!r} has device_type = {device_type!r}; it is a DLDeviceType of "
-            f"dlpack.h as a number{f', {number:d} for {number.name}' if number else ''}"
+        given.refuse(
+            f" has device_type = {device_type!r}; it is a DLDeviceType of dlpack.h as a number"
+            f"{f', {number:d} for {number.name}' if number else ''}"
         )
     if not 0 < device_type < 1 << 31:
-        raise BackendError(
-            f"{who}: backend {name!r} has device_type = {device_type}; a DLDeviceType is a "
-            "positive int32"
-        )
+        given.refuse(f" has device_type = {device_type}; a DLDeviceType is a positive int32")
     if known is not None and known != device_type:
         raise BackendError(
-            f"{who}: the name {name!r} belongs to {known.name} ({known:d}) in DLPack, and the "
-            f"backend's device_type is {device_type}; one of the two has to change"
+            f"{given.who}: the name {given.name!r} belongs to {known.name} ({known:d}) in DLPack, "
+            f"and the backend's device_type is {device_type}; one of the two has to change"
         )
     others = DLDeviceType(device_type)
     if known is None and others is not DLDeviceType.kDLExtDev:
@@ -116,72 +126,66 @@ def _check_device_type(device_type: object, name: str, who: str) -> None:
             if others.name.startswith("type")
             else f"is {others.name}, which belongs to the name {others.name[3:].lower()!r}"
         )
-        raise BackendError(
-            f"{who}: backend {name!r} has device_type = {device_type}, which {belongs}; take 12 "
-            "(kDLExtDev), which backends of any name share"
+        given.refuse(
+            f" has device_type = {device_type}, which {belongs}; take 12 (kDLExtDev), which "
+            "backends of any name share"
         )
 
 
-def _check_device_count(plugin: Backend, name: str, who: str) -> None:
+def _check_device_count(given: _Given) -> None:
     try:
-        count = plugin.device_count()
+        count = given.plugin.device_count()
     except Error:
         raise
     except Exception as exc:
-        raise BackendError(
-            f"{who}: backend {name!r} failed in device_count: {type(exc).__name__}: {exc}"
-        ) from exc
+        given.refuse(f" failed in device_count: {type(exc).__name__}: {exc}", exc)
     if not _is_int(count) or count < 1:
-        raise BackendError(
-            f"{who}: backend {name!r} has device_count() = {count!r}; it is a number of devices, "
-            "at least 1 (without one the class raises BackendUnavailable)"
+        given.refuse(
+            f" has device_count() = {count!r}; it is a number of devices, at least 1 (without one "
+            "the class raises BackendUnavailable)"
         )
 
 
-def _checkparameters_of(
-    plugin: object, member: str, declared: Callable[..., Any], name: str, who: str
-) -> None:
-    given = getattr(plugin, member)
-    if not callable(given):
-        raise BackendError(f"{who}: backend {name!r}: {member} is {given!r}, not a method")
-    if getattr(getattr(given, "__func__", given), "__code__", None) is None:
+def _check_parameters(given: _Given, member: str, declared: Callable[..., Any]) -> None:
+    function = getattr(given.plugin, member)
+    if not callable(function):
+        given.refuse(f": {member} is {function!r}, not a method")
+    if getattr(getattr(function, "__func__", function), "__code__", None) is None:
         return  # written in C, or another callable: its parameters cannot be read
     wanted = parameters_of(declared).names[1:]  # without self
-    names, required, more, keywords = parameters_of(given)
-    if getattr(given, "__self__", None) is not None:
+    names, required, more, keywords = parameters_of(function)
+    if getattr(function, "__self__", None) is not None:
         names, required = names[1:], required - 1
     fixed = names[: len(wanted)]
     too_many = required > len(wanted) or keywords
     if too_many or fixed != wanted[: len(fixed)] or not (more or fixed == wanted):
         takes = ", ".join((*names, "*", *keywords) if keywords else names)
-        raise BackendError(
-            f"{who}: backend {name!r}: {member} takes ({takes}), and the contract says "
-            f"({', '.join(wanted)}), where only parameters with defaults may follow; see "
-            f"dlbridge.protocol, API {protocol.API}"
+        given.refuse(
+            f": {member} takes ({takes}), and the contract says ({', '.join(wanted)}), where only "
+            f"parameters with defaults may follow; see dlbridge.protocol, API {protocol.API}"
         )
 
 
-def _check_facts(plugin: object, name: str, who: str) -> None:
-    def refuse(fact: str, value: object, rule: str) -> None:
-        raise BackendError(f"{who}: backend {name!r}: {fact} is {value!r}; it is {rule}")
-
+def _check_facts(given: _Given) -> None:
+    plugin = given.plugin
     blocks = getattr(plugin, "host_copies_block", Facts.host_copies_block)
-    if not isinstance(blocks, bool):
-        refuse("host_copies_block", blocks, "True or False")
     limit = getattr(plugin, "content_limit", Facts.content_limit)
-    if not _is_int(limit) or limit < 0:
-        refuse("content_limit", limit, "a number of bytes")
     strided = getattr(plugin, "max_strided_ndim", 1)  # of SupportsStridedCopy
+    if not isinstance(blocks, bool):
+        given.refuse(f": host_copies_block is {blocks!r}; it is True or False")
+    if not _is_int(limit) or limit < 0:
+        given.refuse(f": content_limit is {limit!r}; it is a number of bytes")
     if not _is_int(strided) or strided < 1:
-        refuse("max_strided_ndim", strided, "a number of dimensions, at least 1")
+        given.refuse(f": max_strided_ndim is {strided!r}; it is a number of dimensions, at least 1")
 
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _check_addresses(plugin: Backend, name: str, who: str) -> None:
+def _check_addresses(given: _Given) -> None:
     """Check that ``data`` is an address, on a device whose memory the host reads itself."""
+    plugin = given.plugin
     try:
         stream = plugin.current_stream(0)
         allocation = plugin.allocate(0, _TRIAL, _TRIAL, stream)
@@ -190,11 +194,10 @@ def _check_addresses(plugin: Backend, name: str, who: str) -> None:
     data = getattr(allocation, "data", None)
     if isinstance(data, int) and not data % _TRIAL and _can_read(data):
         return
-    raise BackendError(
-        f"{who}: backend {name!r} has device_type = {plugin.device_type}, whose memory the host "
-        f"reads in place, so data must be an address; allocate gave data {data!r} for "
-        f"{_TRIAL} bytes aligned to {_TRIAL}, which is none. Take another device type "
-        "(kDLExtDev, 12) if data is a handle"
+    given.refuse(
+        f" has device_type = {plugin.device_type}, whose memory the host reads in place, so data "
+        f"must be an address; allocate gave data {data!r} for {_TRIAL} bytes aligned to {_TRIAL}, "
+        "which is none. Take another device type (kDLExtDev, 12) if data is a handle"
     )
 
 

@@ -6,23 +6,26 @@ import operator
 import os
 from functools import cache
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.implementation_details.ends import fork_lock
 from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.moves.filling import fill
 from dlbridge.core.moves.plans import why_no_host_import
-from dlbridge.core.moves.transfer import allocate, move
-from dlbridge.core.processes.device_blocks import DeviceBlock, receive_device_block
-from dlbridge.core.processes.host_blocks import (
+from dlbridge.core.moves.transfer import allocate, fill, move
+from dlbridge.core.processes.blocks import (
+    DeviceBlock,
     Mapping,
     SharedFile,
+    find_on_device,
     make_file,
+    make_on_device,
     mapping_at,
     recall,
+    receive_device_block,
     receive_file,
     remember,
+    why_not_exported,
 )
 from dlbridge.core.processes.pickles import chosen_place, land_on_cpu, place_of
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, make_tensor
@@ -34,8 +37,6 @@ from dlbridge.core.values.dtypes import DType, check, dtype as as_dtype
 from dlbridge.core.values.layout import reach
 from dlbridge.errors import Error, ExchangeError
 
-from . import device_blocks
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -44,8 +45,24 @@ if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
 
 
-Layout: TypeAlias = tuple[int, DType, tuple[int, ...], tuple[int, ...] | None, int, bool]
-"""Byte offset in the block, dtype, shape, strides, flags, and whether it is read-only."""
+class Layout(NamedTuple):
+    """Where in a block a tensor is, from the byte *offset* on."""
+
+    offset: int
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+    flags: int = 0
+    readonly: bool = False
+
+    def on(self, memory: Memory, begin: int = 0) -> Tensor:
+        """The tensor, if the block begins at the byte *begin* of *memory*."""
+        begin += self.offset
+        flags, readonly = self.flags, self.readonly
+        return make_tensor(
+            memory, begin, self.dtype, self.shape, self.strides, readonly=readonly, flags=flags
+        )
+
 
 _CPU = Device.of(1, 0)
 
@@ -57,7 +74,7 @@ def check_target(mapping: Mapping, target: Device) -> None:
     """ExchangeError unless *target* can work in the block."""
     refusal = why_not_in(mapping, target)
     if refusal:
-        own = device_blocks.why_none(target)
+        own = why_not_exported(target)
         raise ExchangeError(
             f"{target} cannot work in shared memory: {refusal}, and {own}; share the tensor on "
             'the CPU, dlbridge.share(x, "cpu"), and bring it to the device in each process'
@@ -76,26 +93,21 @@ def why_not_in(mapping: Mapping, target: Device, *, asked: bool = True) -> str:
 
 def _whole(mapping: Mapping) -> Tensor:
     """All bytes of a block, on the CPU."""
-    return on_host(
-        mapping, (0, as_dtype("uint8"), (mapping.nbytes,), None, 0, not mapping.writable)
-    )
+    layout = Layout(0, as_dtype("uint8"), (mapping.nbytes,), readonly=not mapping.writable)
+    return on_host(mapping, layout)
 
 
 def on_host(mapping: Mapping, layout: Layout) -> Tensor:
     """The tensor of that layout, on the CPU."""
-    offset, dtype, shape, strides, flags, readonly = layout
-    memory = Memory(_CPU, mapping.address, "shared memory", mapping)
-    return make_tensor(memory, offset, dtype, shape, strides, readonly=readonly, flags=flags)
+    return layout.on(Memory(_CPU, mapping.address, "shared memory", mapping))
 
 
 def on_device(mapping: Mapping, layout: Layout, target: Device) -> Tensor:
     """The tensor of that layout, in place."""
     if target is _CPU:
         return on_host(mapping, layout)
-    offset, dtype, shape, strides, flags, readonly = layout
     memory = _import(mapping, target)
-    offset += mapping.address - (memory.host_start or 0)
-    return make_tensor(memory, offset, dtype, shape, strides, readonly=readonly, flags=flags)
+    return layout.on(memory, mapping.address - (memory.host_start or 0))
 
 
 def _import(mapping: Mapping, target: Device) -> Memory:
@@ -133,10 +145,13 @@ def find(operand: Operand) -> tuple[Mapping, Layout] | None:
     mapping = mapping_at(first + low, nbytes)
     if mapping is None:
         return None
+    layout = _layout_of(operand, first - mapping.address)
+    return mapping, layout._replace(readonly=operand.readonly or not mapping.writable)
+
+
+def _layout_of(operand: Operand, offset: int) -> Layout:
     flags = operand.flags & FLAG_SUBBYTE_PADDED
-    readonly = operand.readonly or not mapping.writable
-    offset = first - mapping.address
-    return mapping, (offset, operand.dtype, operand.shape, operand.strides, flags, readonly)
+    return Layout(offset, operand.dtype, operand.shape, operand.strides, flags, operand.readonly)
 
 
 Sent: TypeAlias = tuple[int, str, tuple[int, ...], tuple[int, ...] | None, int, bool]
@@ -152,7 +167,7 @@ def share_tensor(tensor: Tensor, target: Device) -> Tensor:
     if not operand.size:
         return allocate(target, operand.dtype, operand.shape, padded=operand.padded)
     found = find(operand)
-    if operand.device is target and (found or device_blocks.find(operand)):
+    if operand.device is target and (found or find_on_device(operand)):
         return tensor
     if found is None or why_not_in(found[0], target):
         return _copy_to_block(operand, target)
@@ -170,15 +185,12 @@ def empty_shared(target: Device, dtype: DType, shape: tuple[int, ...]) -> Tensor
         return on_device(block, layout, target)
     # A driver need not clear what it gives.
     fill(make_tensor(block, 0, as_dtype("uint8"), (dtype.nbytes(prod(shape)),)), b"\0")
-    return make_tensor(block, *layout[:4])
+    return layout.on(block)
 
 
 def _copy_to_block(source: Operand, target: Device) -> Tensor:
     block, layout = _new_block(target, source.dtype, source.shape, padded=source.padded)
-    if isinstance(block, Mapping):
-        copied = on_host(block, layout)
-    else:
-        copied = make_tensor(block, *layout[:4], flags=layout[4])
+    copied = on_host(block, layout) if isinstance(block, Mapping) else layout.on(block)
     there = operand_of(copied)
     there.is_new = isinstance(block, Mapping)  # of a device, the work on it is ordered
     copy_elements(there, source)
@@ -194,11 +206,11 @@ def _new_block(
     """
     _register()
     nbytes = dtype.nbytes(prod(shape), padded=padded)
-    layout: Layout = (0, dtype, shape, None, FLAG_SUBBYTE_PADDED if padded else 0, False)
+    layout = Layout(0, dtype, shape, flags=FLAG_SUBBYTE_PADDED if padded else 0)
     mapping = make_file(nbytes).mapping(True)
     if target is not _CPU and why_not_in(mapping, target, asked=False):
-        if not device_blocks.why_none(target):
-            return device_blocks.make(target, nbytes), layout
+        if not why_not_exported(target):
+            return make_on_device(target, nbytes), layout
         check_target(mapping, target)  # before anything is copied
     return mapping, layout
 
@@ -279,15 +291,14 @@ def _reduce(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
     """What the pickler of multiprocessing makes of *tensor*; the work on it is done then."""
     operand = operand_of(tensor)
     found = find(operand)
-    own = device_blocks.find(operand) if found is None else None
+    own = find_on_device(operand) if found is None else None
     message: tuple[Callable[..., Tensor], tuple[Any, ...]]
     if found is not None:
         mapping, layout = found
         message = receive, (mapping.file, str(operand.device), _sent(layout))
     elif own is not None:
         block, offset = own
-        flags = operand.flags & FLAG_SUBBYTE_PADDED
-        layout = offset, operand.dtype, operand.shape, operand.strides, flags, operand.readonly
+        layout = _layout_of(operand, offset)
         message = receive_on_device, (block, str(operand.device), _sent(layout))
     else:
         # The first of a list: pickle wants a function, and this one is everywhere.
@@ -298,8 +309,7 @@ def _reduce(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
 
 
 def _sent(layout: Layout) -> Sent:
-    offset, dtype, shape, strides, flags, readonly = layout
-    return offset, dtype.name, shape, strides, flags, readonly
+    return layout.offset, layout.dtype.name, *layout[2:]
 
 
 def receive_block(descriptor: Any, nbytes: int, token: bytes) -> SharedFile:
@@ -317,7 +327,7 @@ def receive_memory(descriptor: Any, *description: Any) -> DeviceBlock:
 def receive(file: SharedFile, device: str, sent: Sent) -> Tensor:
     """The tensor that another process has sent, on the same memory."""
     layout = _received(sent, file.nbytes)
-    mapping = file.mapping(not layout[-1])
+    mapping = file.mapping(not layout.readonly)
     where = place_of(device)
     if where is _CPU:
         return on_host(mapping, layout)
@@ -336,11 +346,9 @@ def receive_on_device(block: DeviceBlock, device: str, sent: Sent) -> Tensor:
     Elsewhere it is copied to the place that the receiver has chosen. Where the device is not
     here nobody can read the memory: ExchangeError.
     """
-    offset, dtype, shape, strides, flags, readonly = _received(sent, block.nbytes)
+    layout = _received(sent, block.nbytes)
     memory, start = block.on(device)
-    tensor = make_tensor(
-        memory, start + offset, dtype, shape, strides, readonly=readonly, flags=flags
-    )
+    tensor = layout.on(memory, start)
     chosen = chosen_place(device)
     return tensor if chosen in (None, memory.device) else move(tensor, chosen, None)
 
@@ -358,7 +366,7 @@ def _received(sent: Sent, nbytes: int) -> Layout:
         else:
             first, end = low * dtype.itemsize, high * dtype.itemsize
         if offset + first >= 0 and offset + end <= nbytes:
-            return offset, dtype, shape, strides, flags, readonly
+            return Layout(offset, dtype, shape, strides, flags, readonly)
     raise ExchangeError(
         f"the message names {dtype} {shape} with strides {strides} at byte {offset} of a block of "
         f"{nbytes} bytes of shared memory, and they are not in it"

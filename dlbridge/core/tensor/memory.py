@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
-from dlbridge.core.implementation_details.ends import at_exit
-from dlbridge.core.implementation_details.finalizers import end_finalizers
+from dlbridge.core.implementation_details.ends import at_exit, end_finalizers
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_stream, current_use
 from dlbridge.core.values.devices import DLDeviceType

@@ -185,7 +185,7 @@ def test_rows_apart_are_still_one_call(strict):
 def test_any_strides(strict, seed, calls_cost, monkeypatch):
     """Where calls cost nothing, the device copies each region itself."""
     if not calls_cost:
-        monkeypatch.setattr("dlbridge.core.moves.regions.CALL", 0)
+        monkeypatch.setattr("dlbridge.core.moves.copies.CALL", 0)
     random = np.random.default_rng(seed)
     for _ in range(40):
         ndim = random.integers(1, 5)

@@ -18,7 +18,7 @@ from other_process import Given, fds
 from stream_backend import installed
 
 import dlbridge as bridge
-from dlbridge.core.processes import device_blocks, host_blocks as shared_blocks
+from dlbridge.core.processes import blocks as shared_blocks
 from dlbridge.core.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.errors import BackendError, DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.kit.resources import Descriptor
@@ -41,7 +41,7 @@ def exporting(monkeypatch):
         backend.error = None
         gc.collect()
         assert backend.live_allocations() == 0
-    assert len(device_blocks._blocks) == 0
+    assert len(shared_blocks._blocks) == 0
     assert fds() == before
 
 
@@ -54,7 +54,7 @@ def sent(thing):
 
 
 def block_of(t):
-    return device_blocks.find(t.operand())[0]
+    return shared_blocks.find_on_device(t.operand())[0]
 
 
 def message(t, **changes):
@@ -106,7 +106,7 @@ def test_a_view_is_a_view_of_the_same_block(exporting, view):
     back = sent(t[view])
     assert (back.data_ptr(), back.byte_offset) == (t[view].data_ptr(), t[view].byte_offset)
     assert (back.shape, back.strides) == (t[view].shape, t[view].strides)
-    block, offset = device_blocks.find(t[view].operand())
+    block, offset = shared_blocks.find_on_device(t[view].operand())
     part = received(message(t), shape=t[view].shape, strides=t[view].strides, offset=offset)
     assert (values(part) == VALUES[view]).all()
     assert block is block_of(t)
@@ -179,7 +179,7 @@ def test_ordinary_pickles_copy(exporting):
     for protocol in range(2, 6):
         again = pickle.loads(pickle.dumps(t, protocol))
         assert (values(again) == VALUES).all()
-        assert device_blocks.find(again.operand()) is None
+        assert shared_blocks.find_on_device(again.operand()) is None
 
 
 def test_host_memory_in_place_comes_first(exporting, monkeypatch):
@@ -216,7 +216,7 @@ def test_the_receiver_chooses_a_place(exporting, place):
     where = place if isinstance(place, str) else "cpu"
     assert there.device == bridge.device(where)
     assert (values(there) == VALUES).all()
-    assert device_blocks.find(there.operand()) is None
+    assert shared_blocks.find_on_device(there.operand()) is None
 
 
 def test_the_device_has_another_number(exporting):

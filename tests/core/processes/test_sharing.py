@@ -24,7 +24,7 @@ from scripts import run_scene
 from threads import at_once
 
 import dlbridge as bridge
-from dlbridge.core.processes import host_blocks as shared_blocks
+from dlbridge.core.processes import blocks as shared_blocks
 from dlbridge.core.processes.shared_tensors import receive, receive_block
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 

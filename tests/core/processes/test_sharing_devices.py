@@ -23,11 +23,7 @@ from other_process import Given, Other, holders
 from scripts import run_scene
 
 import dlbridge as bridge
-from dlbridge.core.processes import (
-    device_blocks,
-    host_blocks as shared_blocks,
-    shared_tensors as shared_places,
-)
+from dlbridge.core.processes import blocks as shared_blocks, shared_tensors as shared_places
 from dlbridge.core.processes.shared_tensors import receive, receive_memory, receive_on_device
 from dlbridge.errors import ExchangeError
 
@@ -82,7 +78,7 @@ def nothing_stays(request):
 
 
 def blocks():
-    return len(shared_blocks._files), len(shared_blocks._mapped), len(device_blocks._blocks)
+    return len(shared_blocks._files), len(shared_blocks._mapped), len(shared_blocks._blocks)
 
 
 def values(t):
@@ -288,7 +284,7 @@ def test_the_maker_drops_it_first(device, other):
 
 
 def inode_of(t):
-    return os.fstat(device_blocks.find(t.operand())[0].fileno()).st_ino
+    return os.fstat(shared_blocks.find_on_device(t.operand())[0].fileno()).st_ino
 
 
 @in_own_memory
@@ -323,7 +319,7 @@ def test_what_the_driver_does_not_know_is_refused(device, lie):
     """The memory is as long as the driver says, whatever the message names."""
     vulkan = bridge.backend("vulkan")
     t = bridge.share(VALUES, device)
-    block, _ = device_blocks.find(t.operand())
+    block, _ = shared_blocks.find_on_device(t.operand())
     nbytes, fd = block.exported.nbytes, block.fileno()
     before = other_side.fds(), vulkan.live_allocations(), vulkan.devices[0].allocations
     with Path(os.devnull).open("rb") as file:

@@ -1,0 +1,473 @@
+"""Blocks of memory that several processes have: made, received, and found by a place in them.
+
+A block of the host is a file that no folder has (``memfd_create`` of Linux, elsewhere a deleted
+temporary file). A process has the file once, and up to two mappings of it: to write, and to read
+only. A block of a device is memory of its own, which the driver exports as a file descriptor, and
+which the same driver opens in another process, on the device of the same UUID. The system ends
+either with the last process that has it, however that process ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import sys
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import ref
+
+from dlbridge.core.implementation_details.ends import at_exit
+from dlbridge.core.implementation_details.python_api import address_of, increment_references
+from dlbridge.core.moves.transfer import export_memory, import_memory
+from dlbridge.core.plugins.lookup import identity_of, plugin_of
+from dlbridge.core.plugins.records import plugin_named
+from dlbridge.core.plugins.streams import current_use
+from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.values.devices import Device, split
+from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
+from dlbridge.kit.resources import Descriptor
+from dlbridge.protocol import ExportedMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from dlbridge.core.tensor.operand import Operand
+
+
+_Key = TypeVar("_Key")
+_Thing = TypeVar("_Thing")
+
+
+PAGE = mmap.PAGESIZE
+"""Each mapping begins at a multiple of it, and a block is as long as one."""
+
+
+def remember(table: dict[_Key, ref[_Thing]], key: _Key, thing: _Thing) -> None:
+    """Enter *thing* in *table* as long as it lives.
+
+    Like a WeakValueDictionary, but C code removes the entry: in Python code an exception
+    of a signal handler could prevent that. If two threads enter one key, the end of one
+    thing may remove the entry of the other. Then `recall` does not find that one, which
+    does no other harm.
+    """
+    table[key] = ref(thing, partial(table.pop, key))
+
+
+def recall(table: dict[_Key, ref[_Thing]], key: _Key) -> _Thing | None:
+    """What `remember` has entered, if it lives."""
+    known = table.get(key)
+    return None if known is None else known()
+
+
+class Block:
+    """A block's descriptor, open as long as this object exists.
+
+    *token* names the block in all processes, so a process that receives it again finds it.
+    """
+
+    __slots__ = ("__weakref__", "descriptor", "token")
+
+    def __init__(self, token: bytes) -> None:
+        self.token = token
+        self.descriptor = Descriptor()
+
+    def fileno(self) -> int:
+        """The descriptor, which stays this object's."""
+        return self.descriptor[0]
+
+    def __del__(self) -> None:
+        # A signal handler may cut this off at its entry; then the list closes it.
+        descriptor = getattr(self, "descriptor", None)
+        if descriptor:
+            descriptor.close()
+
+
+# Of the host ------------------------------------------------------------------------
+
+
+class SharedFile(Block):
+    """The file of a block of *nbytes* bytes."""
+
+    __slots__ = ("_mappings", "nbytes")
+
+    def __init__(self, nbytes: int, token: bytes) -> None:
+        super().__init__(token)
+        self.nbytes = nbytes
+        self._mappings: dict[bool, ref[Mapping]] = {}
+
+    def mapping(self, writable: bool) -> Mapping:
+        """The block in the memory of this process; the same object as long as it lives."""
+        found = recall(self._mappings, writable)
+        if found is None:
+            found = Mapping(self, writable)
+            # Another thread may be as fast: then there are two mappings of the same bytes.
+            remember(self._mappings, writable, found)
+            remember(_mapped, next(_numbers), found)
+        return found
+
+
+class Mapping:
+    """A block in the memory of this process, until this object dies.
+
+    *imports* are the devices that use the whole of it in place.
+    """
+
+    __slots__ = ("__weakref__", "address", "array", "file", "imports", "nbytes", "writable")
+
+    def __init__(self, file: SharedFile, writable: bool) -> None:
+        import numpy as np
+
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        more: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        try:
+            mapped = mmap.mmap(
+                file.fileno(), file.nbytes, flags=mmap.MAP_SHARED, prot=protection, **more
+            )
+        except (OSError, ValueError, OverflowError) as exc:
+            raise DeviceMemoryError(
+                f"cannot map {file.nbytes} bytes of shared memory: {exc}{way_out(exc)}"
+            ) from exc
+        self.file = file
+        self.writable = writable
+        self.nbytes = file.nbytes
+        self.array: np.ndarray[Any, Any] = np.frombuffer(mapped, "u1")  # it keeps the mapping
+        self.address = address_of(self.array)
+        self.imports: dict[Device, ref[Memory]] = {}
+
+
+_files: dict[bytes, ref[SharedFile]] = {}
+_mapped: dict[int, ref[Mapping]] = {}
+_numbers = count()
+
+
+@at_exit
+def _stay_mapped() -> None:
+    """Leave the blocks to the end of the process: a device may be writing to them still."""
+    for known in list(_mapped.values()):
+        mapping = known()
+        if mapping is not None:
+            increment_references(mapping.array)
+
+
+def mapping_at(address: int, nbytes: int) -> Mapping | None:
+    """The mapping of a block that these bytes are in; None for any other memory.
+
+    By the address, so that it is found whatever library has handed the memory on.
+    """
+    for known in list(_mapped.values()):
+        mapping = known()
+        if mapping is None:
+            continue
+        if mapping.address <= address and address + nbytes <= mapping.address + mapping.nbytes:
+            return mapping
+    return None
+
+
+def make_file(nbytes: int) -> SharedFile:
+    """A new block of at least *nbytes* > 0 bytes, all zero, which this user alone may open."""
+    if os.name != "posix":
+        raise ExchangeError(
+            "shared memory is passed on as a file descriptor, which this system does not have; "
+            "send the tensor without dlbridge.share: it is copied"
+        )
+    total = _memory_of_machine() if nbytes >= _LARGE else None
+    if total is not None and nbytes > total:
+        raise DeviceMemoryError(
+            f"no room for {nbytes} bytes of shared memory: this machine has {total} bytes of "
+            "memory and swap together; share the tensor in parts, or from a file (dlbridge.load)"
+        )
+    file = SharedFile(-(-nbytes // PAGE) * PAGE, os.urandom(16))
+    try:
+        if not hasattr(os, "memfd_create") or not _make_memory_file(file):
+            _make_temporary_file(file)
+    except (OSError, OverflowError) as exc:
+        raise DeviceMemoryError(
+            f"no room for {nbytes} bytes of shared memory: {exc}{way_out(exc)}"
+        ) from exc
+    remember(_files, file.token, file)
+    return file
+
+
+_LARGE = 1 << 30
+
+
+def _memory_of_machine() -> int | None:
+    """Bytes of memory and swap; None where Linux does not say it.
+
+    The kernel refuses other memory that is larger than both, but not the file of a block: the
+    process would end by a signal when it writes there.
+    """
+    from pathlib import Path
+
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        sizes = dict(line.split(":", 1) for line in lines)
+        return sum(int(sizes[name].split()[0]) << 10 for name in ("MemTotal", "SwapTotal"))
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def way_out(exc: Exception) -> str:
+    """What to do about *exc*, for the end of a message."""
+    if getattr(exc, "errno", None) not in (errno.EMFILE, errno.ENFILE):
+        return ""
+    return (
+        "; each block takes one or two: drop blocks, allow more (ulimit -n), or share one large "
+        "tensor and use its parts"
+    )
+
+
+def _make_memory_file(file: SharedFile) -> bool:
+    """False if the kernel has no such files."""
+    import fcntl
+
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        file.descriptor.extend(map(os.memfd_create, ["dlbridge"], [flags]))
+    except OSError as exc:
+        if exc.errno != errno.ENOSYS:
+            raise
+        return False
+    fd = file.fileno()
+    os.fchmod(fd, 0o600)
+    os.ftruncate(fd, file.nbytes)
+    # Nobody can make it shorter then: a process that reads a mapping beyond its end is ended.
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return True
+
+
+def _make_temporary_file(file: SharedFile) -> None:
+    import tempfile
+
+    with tempfile.TemporaryFile(buffering=0) as made:  # mode 0600, and in no folder
+        file.descriptor.extend(map(os.dup, [made.fileno()]))
+    fd = file.fileno()
+    if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a signal later
+        os.posix_fallocate(fd, 0, file.nbytes)
+    else:
+        os.ftruncate(fd, file.nbytes)
+
+
+def receive_file(detach: Callable[[], int], nbytes: int, token: bytes) -> SharedFile:
+    """The block whose descriptor *detach* returns; the one that is here already, if it is."""
+    file = SharedFile(nbytes, token)
+    receive_descriptor(file, detach, f"a block of {nbytes} bytes of shared memory")
+    _check(file)
+    here = recall(_files, token)
+    if here is not None and os.path.sameopenfile(here.fileno(), file.fileno()):
+        return here
+    remember(_files, token, file)
+    return file
+
+
+def receive_descriptor(block: Block, detach: Callable[[], int], what: str) -> None:
+    """Give *block* the descriptor that *detach* fetches from the sender, or an ExchangeError."""
+    from multiprocessing import AuthenticationError
+
+    try:
+        block.descriptor.extend(map(_call, [detach]))
+        os.set_inheritable(block.fileno(), False)
+    except (OSError, EOFError, RuntimeError, AuthenticationError) as exc:
+        raise ExchangeError(
+            f"{what} has not come: {exc!r}; the process that "
+            "sends it must live until the other one has received it, both must have been started "
+            "by one multiprocessing (the same authkey), and this one must be allowed to open one "
+            "more file (ulimit -n)"
+        ) from exc
+
+
+def _call(detach: Callable[[], int]) -> int:
+    return detach()
+
+
+def _check(file: SharedFile) -> None:
+    """ExchangeError unless the file is as long as the message says, and stays so."""
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_size != file.nbytes or file.nbytes <= 0:
+        raise ExchangeError(
+            f"the message names a block of {file.nbytes} bytes of shared memory, and the file "
+            f"that came with it has {found.st_size}"
+        )
+    if not hasattr(os, "memfd_create"):
+        return
+    import fcntl
+
+    try:
+        seals = fcntl.fcntl(file.fileno(), fcntl.F_GET_SEALS)
+    except OSError:  # a temporary file, of a sender that has no memfd_create
+        return
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise ExchangeError(
+            "the file of a block of shared memory can be cut off (F_SEAL_SHRINK is not set); "
+            "dlbridge makes no such blocks"
+        )
+
+
+# Of a device ------------------------------------------------------------------------
+
+
+_ORIGIN = "shared device memory"
+
+
+class DeviceBlock(Block):
+    """An allocation of a device of UUID *uuid*; *exported* describes it, without a descriptor."""
+
+    __slots__ = ("_place", "exported", "uuid")
+
+    def __init__(self, uuid: str, token: bytes) -> None:
+        super().__init__(token)
+        self.uuid = uuid
+        self.exported = ExportedMemory(-1, 0, 0)
+        self._place: tuple[ref[Memory], int] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes tensors may lie in."""
+        return self.exported.nbytes - self.exported.offset
+
+    def place(self) -> tuple[Memory, int] | None:
+        """The block in this process: its memory, and where it begins there; None if it is not."""
+        place = self._place
+        memory = None if place is None else place[0]()
+        return None if place is None or memory is None else (memory, place[1])
+
+    def enter(self, memory: Memory, start: int) -> None:
+        """Be found as *memory*, in which it begins at *start*, as long as that lives."""
+        self._place = ref(memory), start
+        remember(_blocks, self.token, self)
+
+    def export(self, memory: Memory) -> None:
+        """Take a descriptor of *memory*, which has this object, from its backend."""
+        device = memory.device
+        exported = export_memory(device, memory.data)
+        try:
+            self.descriptor.extend(map(os.dup, [exported.fd]))
+        except OSError as exc:
+            raise DeviceMemoryError(
+                f"{device} memory cannot be shared: {exc}{way_out(exc)}"
+            ) from exc
+        self.exported = exported._replace(fd=-1, owner=None)
+
+    def on(self, name: str) -> tuple[Memory, int]:
+        """As `place`; the device *name*, or another of its backend with the UUID, imports it.
+
+        ExchangeError if no device here can.
+        """
+        here = self.place()
+        if here is not None:
+            return here
+        device = self._device(name)
+        refusal = why_not_opened(device)
+        if refusal:
+            raise ExchangeError(self._refused(name, refusal))
+        exported = self.exported._replace(fd=self.fileno())
+        try:
+            memory, start = import_memory(device, exported, _ORIGIN, self)
+        except Error as exc:
+            raise ExchangeError(self._refused(name, str(exc))) from exc
+        self.enter(memory, start)
+        return memory, start
+
+    def _device(self, name: str) -> Device:
+        kind, index = split(name)
+        try:
+            plugin = plugin_named(kind)
+            count = plugin.device_count()
+        except (Error, ValueError) as exc:
+            raise ExchangeError(self._refused(name, str(exc))) from exc
+        others = sorted(range(count), key=lambda each: each != index)  # the one that is named first
+        for each in others:
+            device = Device.of(plugin.device_type, each, kind)
+            if identity_of(device).uuid == self.uuid:
+                return device
+        raise ExchangeError(
+            self._refused(name, f"no device of {kind!r} here has the UUID {self.uuid}")
+        )
+
+    def _refused(self, name: str, why: str) -> str:
+        return (
+            f"memory of {name} that another process shares cannot be used here: {why}; let the "
+            'sender share the tensor on the CPU, dlbridge.share(x, "cpu"), or send a copy: '
+            "to_device(t, t.device, copy=True)"
+        )
+
+
+_blocks: dict[bytes, ref[DeviceBlock]] = {}
+
+
+def why_not_exported(device: Device) -> str:
+    """Why *device* has no memory of its own for other processes; empty if it has."""
+    plugin = plugin_of(device)
+    if plugin.memory_export_refusal is None:
+        return f"{device} has no memory of its own for other processes"
+    refusal = plugin.memory_export_refusal(device.index, 0)
+    return refusal or why_not_opened(device)
+
+
+def why_not_opened(device: Device) -> str:
+    """Why *device* opens no memory of other processes; empty if it does."""
+    plugin = plugin_of(device)
+    if plugin.memory_import_refusal is None:
+        return f"{device} opens no memory of other processes"
+    if identity_of(device).uuid is None:
+        return f"{device} says no UUID, by which another process would find it"
+    return plugin.memory_import_refusal(device.index)
+
+
+def make_on_device(device: Device, nbytes: int) -> Memory:
+    """New memory of *nbytes* > 0 bytes on *device*, for which `why_not_exported` has no reason."""
+    plugin = plugin_of(device)
+    block = DeviceBlock(identity_of(device).uuid or "", os.urandom(16))
+    memory, use = Memory(device, 0, _ORIGIN, block), current_use(device, plugin)
+    given = device.index, nbytes, use.handle
+    memory.take(use, "allocate_exportable", plugin.allocate_exportable, *given)
+    block.export(memory)
+    block.enter(memory, 0)
+    return memory
+
+
+def find_on_device(operand: Operand) -> tuple[DeviceBlock, int] | None:
+    """The block that the elements are in, and where the first one is in it; None if in none.
+
+    By the place, so that it is found whatever library has handed the memory on.
+    """
+    device = operand.device
+    if not _blocks or not operand.size:
+        return None
+    low, nbytes = operand.span()
+    for known in list(_blocks.values()):
+        block = known()
+        place = None if block is None else block.place()
+        if block is None or place is None or place[0].device is not device:
+            continue
+        distance = operand.data - place[0].data
+        if distance and not device.is_address:
+            continue
+        offset = distance + operand.byte_offset - place[1]
+        if offset + low >= 0 and offset + low + nbytes <= block.nbytes:
+            return block, offset
+    return None
+
+
+def receive_device_block(
+    detach: Callable[[], int], uuid: str, nbytes: int, offset: int, driver: str, token: bytes
+) -> DeviceBlock:
+    """The block whose descriptor *detach* returns; the one that is here already, if it is."""
+    block = DeviceBlock(uuid, token)
+    receive_descriptor(block, detach, f"memory of a device, {nbytes} bytes,")
+    here = recall(_blocks, token)
+    if here is not None:
+        return here
+    if not 0 <= offset < nbytes < 1 << 63:
+        raise ExchangeError(
+            f"the message names byte {offset} of {nbytes} bytes of a device's memory, which "
+            "cannot be"
+        )
+    block.exported = ExportedMemory(-1, nbytes, offset, driver)
+    remember(_blocks, token, block)
+    return block
