@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from expected import backend_or_skip, compiler_or_skip
+from scripts import ROOT
 
 from dlbridge import ffi
 

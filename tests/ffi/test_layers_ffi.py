@@ -8,8 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
-from scripts import run_script
+from scripts import ROOT, run_script
 
 import dlbridge
 from dlbridge import ffi
