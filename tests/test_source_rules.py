@@ -45,6 +45,19 @@ LATE_GENERATORS = {
     "dlbridge/ffi/calls.py",  # does nothing in another thread
 }
 
+# Tables of weakref, which call Python code when a thing ends (`remember` of dlbridge.kit.resources
+# says what that does in a destructor of C++). What is in these ends by itself, or has a `__del__`.
+WEAK_TABLES = {
+    "backends/fake/dlbridge_fake/stream.py",  # streams, which finish their work in `__del__`
+    "backends/webgpu/dlbridge_webgpu/backend.py",  # devices
+    "backends/webgpu/dlbridge_webgpu/devices.py",  # buffers, which wgpu ends by Python code
+    "backends/webgpu/dlbridge_webgpu/handles.py",  # likewise
+    "dlbridge/conformance/producer.py",  # of the suite
+    "dlbridge/core/dlpack/foreign_tables.py",  # classes
+    "dlbridge/core/libraries/lookup.py",  # classes
+    "dlbridge/kit/resources.py",  # one for each kind of resource
+}
+
 
 def claims(tree: ast.Module) -> list[int]:
     """The lines of ``if key not in table: ... table[key] = ...`` outside any ``with``.
@@ -96,11 +109,15 @@ def locks_of_the_module(tree: ast.Module) -> list[int]:
 def found(source: str) -> dict[str, list[int]]:
     """The lines where *source* breaks, or has to explain, a rule."""
     lines: dict[str, list[int]] = {"acquire": [], "gc": [], "lock": [], "filled": [], "pairs": []}
-    lines["generator"] = []
+    lines["generator"], lines["weak"] = [], []
     tree = ast.parse(source)
     lines["claim"] = claims(tree)
     lines["inherited"] = [] if RENEWED.search(source) else locks_of_the_module(tree)
     for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute | ast.Constant):
+            name = getattr(node, "id", getattr(node, "attr", getattr(node, "value", None)))
+            if name in ("WeakSet", "WeakKeyDictionary", "WeakValueDictionary"):
+                lines["weak"].append(node.lineno)
         if isinstance(node, ast.FunctionDef):
             names = [ast.unparse(decorator) for decorator in node.decorator_list]
             lines["generator"] += [node.lineno for name in names if "contextmanager" in name]
@@ -143,6 +160,7 @@ def test_the_rules(path):
         "call a function inside, as `Gate.run` does: a generator may end in another thread"
     )
     assert bool(lines["gc"]) == (name in GC_HOMES), "ffi.gc outside its homes, or a home without"
+    assert bool(lines["weak"]) == (name in WEAK_TABLES), "use `remember` or `join`"
     assert bool(lines["lock"]) == (name in PLAIN_LOCKS), "use RLock: a finalizer may come inside"
 
 
@@ -152,6 +170,7 @@ def test_the_rules(path):
         ("lock.acquire()\ntry:\n    pass\nfinally:\n    lock.release()", "acquire"),
         ("p = ffi.gc(pointer, destructor)", "gc"),
         ("def f():\n    lock = threading.Lock()", "lock"),
+        ("table = weakref.WeakSet()", "weak"),
         ("def f(x):\n    if x not in table:\n        table[x] = 1", "claim"),
         (
             "class A:\n    def f(self, x):\n        if x not in self.t:\n            self.t[x] = 1",

@@ -135,5 +135,9 @@ def _make(place: str, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def _array(library: str, shape: tuple[int, ...], dtype: str) -> Any:
+    if library == "numpy":  # `plan` would call the memory that of `empty`
+        import numpy as np
+
+        return np.empty(shape, as_dtype(dtype).numpy)
     device = "cuda:0" if library in _ON_CUDA else "cpu"
     return to_device(empty(shape, dtype), device, like=library)

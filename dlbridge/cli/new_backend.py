@@ -44,7 +44,6 @@ CLASSES = frozenset(
         "OverflowError",
         "PlainAllocation",
         "Span",
-        "WeakValueDictionary",
     )
 )
 """Names of classes in the skeleton's code, which its own class must not hide."""

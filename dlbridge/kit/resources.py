@@ -53,12 +53,22 @@ import ctypes
 import os
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import starmap
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, ref
 
-__all__ = ["AllocationOwner", "Descriptor", "Owner", "Resources", "call"]
+__all__ = [
+    "AllocationOwner",
+    "Descriptor",
+    "Owner",
+    "Resources",
+    "call",
+    "join",
+    "recall",
+    "remember",
+]
 
 R = TypeVar("R")
 
@@ -235,6 +245,35 @@ class Descriptor(list[int]):
 
     def __del__(self) -> None:  # where a signal handler has cut `close` off
         self.close()
+
+
+# What is known as long as it lives --------------------------------------------------------
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+def remember(table: dict[K, ref[T]], key: K, thing: T) -> None:
+    """Enter *thing* in *table* as long as it lives.
+
+    Like a WeakValueDictionary, but C code removes the entry. Its own code in Python would let
+    other threads run in a destructor of C++ that drops the thing, which ends the process if
+    Python is ending; and an exception of a signal handler could prevent it. If two threads enter
+    one key, the end of one thing may remove the entry of the other. Then `recall` does not find
+    that one, which does no other harm.
+    """
+    table[key] = ref(thing, partial(table.pop, key))
+
+
+def recall(table: dict[K, ref[T]], key: K) -> T | None:
+    """What `remember` has entered, if it lives."""
+    known = table.get(key)
+    return None if known is None else known()
+
+
+def join(members: set[ref[T]], thing: T) -> None:
+    """Let *thing* be one of *members* as long as it lives: a WeakSet, as `remember`."""
+    members.add(ref(thing, members.discard))
 
 
 _all: WeakSet[Resources[Any]] = WeakSet()

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from ctypes import addressof, byref, c_int, c_uint64
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 from dlbridge.errors import Error
 from dlbridge.kit.driver import StreamDriver
 from dlbridge.kit.memory import DriverMemory, PoolMemory
 from dlbridge.kit.order import EventPool
-from dlbridge.kit.resources import AllocationOwner, Owner, Resources, call as noted
+from dlbridge.kit.resources import AllocationOwner, Owner, Resources, call as noted, join
 from dlbridge.protocol import ExportedMemory
 
 from .driver import Access, ExternalBuffer, ExternalMemory, MemoryProperties
@@ -32,7 +32,7 @@ class DeviceMemory(PoolMemory):
 
     def __init__(self, driver: StreamDriver, events: EventPool, name: str) -> None:
         super().__init__(driver, events, name)
-        self._exportable: WeakSet[DriverMemory] = WeakSet()
+        self._exportable: set[ref[DriverMemory]] = set()
 
     def export_all(self) -> None:
         """Make all memory so that it can be exported, in whole units of 2 MiB, from now on."""
@@ -65,8 +65,11 @@ class DeviceMemory(PoolMemory):
 
     def find(self, data: int) -> DriverMemory | None:
         """The memory with *data* in it that was made so that it can be exported."""
-        for memory in list(self._exportable):
-            if memory.parts is not None and 0 <= data - memory.pointer < memory.parts.nbytes:
+        for known in self._exportable.copy():
+            memory = known()
+            if memory is None or memory.parts is None:
+                continue
+            if 0 <= data - memory.pointer < memory.parts.nbytes:
                 return memory
         return None
 
@@ -91,7 +94,7 @@ class DeviceMemory(PoolMemory):
             memory.parts = None  # for another try
             raise
         memory.cell.value = parts.address.value
-        self._exportable.add(memory)
+        join(self._exportable, memory)
 
 
 _close = os.close

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.kit.resources import recall
 from dlbridge.protocol import NativeArray
 
 from .memory import DEVICE_NAMES, FakeMemory
@@ -132,7 +133,7 @@ class Fake(StridedCopies, SharedMemory):
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """The handle itself if it was made here; other libraries make kDLExtDev tensors, too."""
-        memory = self.table.get(data)
+        memory = recall(self.table, data)
         if memory is None:
             raise ExchangeError(f"{data:#x} from {module} is not memory of dlbridge-fake")
         return memory.device_id, data
@@ -159,4 +160,4 @@ class Fake(StridedCopies, SharedMemory):
 
     def live_allocations(self) -> int:
         """Memory and host views that somebody has."""
-        return len(self.live()) + len(list(self.views))
+        return len(self.live()) + len(self.views)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from dlbridge.errors import DeviceLost, ExchangeError
+from dlbridge.kit.resources import recall, remember
 from dlbridge.protocol import PlainAllocation
 
 from .stream import Stream, by_handle
@@ -40,7 +41,7 @@ class Memory:
         self.default_streams = [Stream(device_id) for device_id in range(len(DEVICE_NAMES))]
         # What is behind a handle, as long as somebody has it: dlbridge, by what `allocate`
         # returned. Single operations on dicts and counts are atomic, so no lock is needed.
-        self.table: WeakValueDictionary[int, FakeMemory] = WeakValueDictionary()
+        self.table: dict[int, ref[FakeMemory]] = {}
         # Not addresses: a program that reads at such an address crashes at once.
         # From a random number on: other backends of kDLExtDev use handles, too.
         first = 0x5AFE_0000_0000_0001 + (random.getrandbits(32) << 8)
@@ -50,15 +51,12 @@ class Memory:
 
     def enter(self, memory: FakeMemory) -> FakeMemory:
         """Let the handle of *memory* be known for as long as it lives."""
-        self.table[memory.data] = memory
+        remember(self.table, memory.data, memory)
         return memory
 
     def live(self) -> list[FakeMemory]:
-        """The memory that somebody has.
-
-        A signal handler's exception may cut off what takes a dead entry out of the table.
-        """
-        found = (known() for known in self.table.valuerefs())
+        """The memory that somebody has."""
+        found = [known() for known in self.table.copy().values()]
         return [memory for memory in found if memory is not None]
 
     def lose(self, device_id: int) -> None:
@@ -112,7 +110,7 @@ class Memory:
     def bytes_of(self, span: Span, write: bool = False) -> memoryview:
         """The bytes; ExchangeError unless they exist, and may be written for *write*."""
         device_id, data, offset, nbytes = span
-        memory = self.table.get(data)
+        memory = recall(self.table, data)
         if memory is None or memory.device_id != device_id:
             raise ExchangeError(f"{data:#x} is not memory of ext_dev:{device_id}")
         content = memory.content

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import ref
 
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.limits import switch
-from dlbridge.kit.resources import AllocationOwner, Resources
+from dlbridge.kit.resources import AllocationOwner, Resources, join
 from dlbridge.protocol import PlainAllocation
 
 from .memory import FakeMemory, Memory
@@ -28,7 +28,7 @@ class SharedMemory(Memory):
     def __init__(self) -> None:
         super().__init__()
         self.shared = switch("DLBRIDGE_FAKE_SHARED")
-        self.views: WeakSet[PlainAllocation] = WeakSet()
+        self.views: set[ref[PlainAllocation]] = set()
         self.imports: Resources[_Import] = Resources(self._end)
 
     def host_view_refusal(self, device_id: int, data: int) -> str:
@@ -43,7 +43,7 @@ class SharedMemory(Memory):
         self.stream(device_id, stream).synchronize()
         content = self.bytes_of(span, write=writable)
         view = PlainAllocation(_address(content), span.nbytes, stream, owner=content)
-        self.views.add(view)
+        join(self.views, view)
         return view
 
     def host_import_refusal(self, device_id: int, address: int, nbytes: int, demanded: bool) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pyopencl as cl
 
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
-from dlbridge.kit.resources import AllocationOwner, Resources
+from dlbridge.kit.resources import AllocationOwner, Resources, recall
 
 from . import devices, foreign, queues
 from .driver import lasting, write_buffer
@@ -137,7 +137,7 @@ def memory_at(device_id: int, data: int) -> Memory:
     buffer = cl.MemoryObject.from_int_ptr(data, True)
     memory = Memory(devices.device(device_id), buffer.context, buffer.size, 0)
     memory.buffer, memory.is_ours = buffer, False
-    memory.users = queues.users_of.get(data)
+    memory.users = recall(queues.users_of, data)
     return memory
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import pyopencl as cl
 
+from dlbridge.kit.resources import recall, remember
 from dlbridge.kit.streams import NO_ORDER, StreamRules
 
 from . import devices, foreign
@@ -276,7 +277,7 @@ class Users:
         self.queues: list[cl.CommandQueue] = []
 
 
-users_of: WeakValueDictionary[int, Users] = WeakValueDictionary()
+users_of: dict[int, ref[Users]] = {}
 """data -> its users, as long as somebody keeps them: memory that was given out, or the owner of
 a user's array."""
 _users_lock = threading.RLock()
@@ -289,16 +290,17 @@ def note_user(data: int, queue: cl.CommandQueue) -> Users:
     or was given to the user here.
     """
     with _users_lock:
-        found = users_of.get(data)
+        found = recall(users_of, data)
         if found is None:
-            found = users_of[data] = Users()
+            remember(users_of, data, found := Users())
         if queue not in found.queues:
             found.queues.append(queue)
         return found
 
 
 def _all_noted() -> set[cl.CommandQueue]:
-    return {queue for each in list(users_of.values()) for queue in list(each.queues)}
+    users = [known() for known in users_of.copy().values()]
+    return {queue for each in users if each is not None for queue in list(each.queues)}
 
 
 # The end of the process -----------------------------------------------------------

@@ -217,7 +217,7 @@ def test_nothing_is_kept_for_arrays_that_are_gone(opencl, queue, make):
     memory = make(64)
     opencl.to_native(NativeArray(0, memory.data, 0, "uint32", (16,), None, False, memory))
     assert len(users_of) == len(before) + 2
-    assert users_of[described[0].data].queues == [queue]
+    assert users_of[described[0].data]().queues == [queue]
     del described, array
     memory.free()
     gc.collect()

@@ -47,6 +47,10 @@ twice as long for a word, and three times for a struct.
 """
 
 
+_addresses: Final = memory.cast("B").cast("Q")
+"""The same without a sign."""
+
+
 def word_at(offset: int) -> int:
     """What is added to ``address >> 3`` for the place in `memory` of a word *offset* bytes on."""
     return (offset - _FIRST) // 8
@@ -62,7 +66,7 @@ def address_in(capsule: object) -> int:
     It is the first member of PyCapsule (CPython's Objects/capsule.c, 3.11 to 3.14).
     `PyCapsule_GetPointer` by ctypes takes three times as long.
     """
-    return memory[(id(capsule) >> 3) + _MEMBERS_AT]
+    return _addresses[(id(capsule) >> 3) + _MEMBERS_AT]
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
@@ -72,7 +76,7 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
     read it in place, so it cannot move.
     To ask for ``array.__array_interface__["data"]`` takes five times as long.
     """
-    return memory[(id(array) >> 3) + _MEMBERS_AT]
+    return _addresses[(id(array) >> 3) + _MEMBERS_AT]
 
 
 _CONSUMER = 4

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import weakref
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.capsules import (
@@ -263,12 +263,14 @@ def _dltensor_from_py_object(identity: int, out: Any) -> int:
 def _borrowed_backwards(tensor: Tensor) -> StructPool:
     """The structs of a tensor with negative strides, for consumers that only borrow it."""
     with _sharing:
-        if tensor not in _borrowed:
-            _borrowed[tensor] = StructPool(tensor)
-        return _borrowed[tensor]
+        structs = _borrowed.get(ref(tensor))
+        if structs is None:
+            structs = _borrowed[ref(tensor, _borrowed.pop)] = StructPool(tensor)
+        return structs
 
 
-_borrowed: weakref.WeakKeyDictionary[Tensor, StructPool] = weakref.WeakKeyDictionary()
+_borrowed: dict[ref[Tensor], StructPool] = {}
+"""C code removes the entry of a tensor that ends (`remember` of `dlbridge.kit.resources`)."""
 
 
 @c_callback(

@@ -65,13 +65,11 @@ def from_host(target: Operand, source: Operand, progress: Progress | None) -> No
     """Copy a host tensor to a device."""
     at_hand = source.memory is None and source.contiguous  # mostly
     flat = source.carrier.data.cast("B") if at_hand else packed_bytes(source)
-    plugin, memory = plugin_of(target.device), target.memory
-    assert memory is not None  # only the CPU has such operands
-    if memory.host_start is not None:
+    assert target.memory is not None  # only the CPU has such operands
+    if target.memory.host_start is not None:
         # Host memory used in place: the two may be the same bytes.
         flat = memoryview(bytearray(flat))
-    stream = target.stream if target.is_new else access(memory, plugin)
-    _exchange(plugin, target, source, flat, stream, progress, reads=False)
+    _exchange(target, source, flat, progress, reads=False)
 
 
 def to_host(target: Operand, source: Operand, progress: Progress | None) -> None:
@@ -84,22 +82,16 @@ def to_host(target: Operand, source: Operand, progress: Progress | None) -> None
         _through_packed_host(target, source, progress)
         return
     into = target.carrier if target.memory is None else host_array(target)
-    plugin = plugin_of(source.device)
-    stream = access(memory, plugin)
-    _exchange(plugin, source, target, into.data.cast("B"), stream, progress, reads=True)
+    _exchange(source, target, into.data.cast("B"), progress, reads=True)
 
 
 def _exchange(
-    plugin: Plugin,
-    there: Operand,
-    here: Operand,
-    flat: memoryview,
-    stream: int,
-    progress: Progress | None,
-    *,
-    reads: bool,
+    there: Operand, here: Operand, flat: memoryview, progress: Progress | None, *, reads: bool
 ) -> None:
     """Copy between *there*, on a device, and the packed bytes *flat* of *here*, on the host."""
+    plugin, memory = plugin_of(there.device), there.memory
+    assert memory is not None
+    stream = there.stream if there.is_new else access(memory, plugin)
     copy = plugin.copy_to_host if reads else plugin.copy_from_host
     try:
         if not there.contiguous:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.public import public
@@ -15,6 +13,7 @@ from dlbridge.core.tensor.metadata import carrier_of, describe, release_shared
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import ExchangeError
+from dlbridge.kit.resources import remember
 
 from .plans import plan_move, why_no_host_view
 from .transfer import run
@@ -73,7 +72,7 @@ class HostView:
                 f"a host view of {self.viewed.device} ({tensor.dtype}, shape {tensor.shape}), "
                 f"entered by the thread {threading.current_thread().name!r},"
             )
-            open_views[id(self)] = weakref.ref(self, partial(_forget, id(self)))
+            remember(open_views, id(self), self)
         return tensor
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -127,12 +126,6 @@ class HostView:
         if self._tensor is None:
             raise ExchangeError("this host view has expired; ask the tensor for another")
         return self._tensor
-
-
-def _forget(key: int, reference: object) -> None:
-    """Drop the entry of a view that died in its block; a new one may have the same key."""
-    if open_views.get(key) is reference:
-        del open_views[key]
 
 
 def host_view(tensor: Tensor) -> HostView:

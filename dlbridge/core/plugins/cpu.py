@@ -6,27 +6,20 @@ import ctypes
 import os
 import platform
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.kit.resources import recall, remember
 from dlbridge.protocol import PlainAllocation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from weakref import ref
 
     from dlbridge.protocol import Allocation, Span
 
 MIN_ALIGNMENT = 256
 """Bytes, of new memory: ``dlpack.h`` 1.3 asks for that (DLTensor, data), and so do kernels."""
-
-
-class _Known(ref[PlainAllocation]):
-    """An allocation that may be dropped."""
-
-    __slots__ = ("data",)
-
-    data: int
 
 
 class CPU:
@@ -45,7 +38,7 @@ class CPU:
 
         self._np = np
         # To check what is copied; weak, so that what is dropped is freed.
-        self._allocations: dict[int, _Known] = {}
+        self._allocations: dict[int, ref[PlainAllocation]] = {}
 
     def __repr__(self) -> str:
         return "dlbridge.backend('cpu')"
@@ -76,14 +69,9 @@ class CPU:
         start = address_of(memory)
         data = start + -start % alignment
         allocation = PlainAllocation(data, nbytes, owner=memory)
-        self._allocations[data] = known = _Known(allocation, self._forget)
-        known.data = data
+        # It leaves the table before its memory is free, so that no other has its address then.
+        remember(self._allocations, data, allocation)
         return allocation
-
-    def _forget(self, known: _Known) -> None:
-        # A new allocation may have the address already.
-        if self._allocations.get(known.data) is known:
-            del self._allocations[known.data]
 
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Copy the bytes of *source* to *target*, at once."""
@@ -170,8 +158,7 @@ class CPU:
 
     def live_allocations(self) -> int:
         """The number of allocations that have not been dropped (for the conformance kit)."""
-        # Not its length: a signal handler may have cut off what takes a dead one out.
-        return sum(known() is not None for known in self._allocations.copy().values())
+        return len(self._allocations)
 
     def _address(self, view: memoryview) -> int:
         """The address of *view*, which may be read-only."""
@@ -181,8 +168,7 @@ class CPU:
         """The address of *span*; ExchangeError outside an allocation. Imports cannot be checked."""
         device_id, data, offset, nbytes = span
         _check_device(device_id)
-        known = self._allocations.get(data)
-        memory = None if known is None else known()
+        memory = recall(self._allocations, data)
         if memory is not None and not 0 <= offset <= memory.nbytes - nbytes:
             raise ExchangeError(
                 f"cpu: {nbytes} bytes at offset {offset} reach outside the allocation of "

@@ -9,7 +9,6 @@ from functools import wraps
 from threading import get_ident
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, DLDeviceType
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
     from typing import ParamSpec, TypeVar
+    from weakref import ref
 
     from dlbridge.core.tensor.memory import Memory
     from dlbridge.typing import DeviceLike, StreamLike
@@ -41,12 +41,15 @@ class StreamUse(SimpleNamespace):
 
     handle: int
     used: bool
-    memories: WeakSet[Memory] | None
+    memories: set[ref[Memory]] | None
 
     def end(self, outer: int) -> None:
         """At the end of the block, name *outer* in its place, which has waited for it."""
         self.handle = outer
-        for memory in self.memories or ():
+        for known in self.memories.copy() if self.memories else ():
+            memory = known()
+            if memory is None:
+                continue
             allocation, written = memory.allocation, None
             # Another thread may use the memory meanwhile: it writes `last_use` before the stream,
             # and this the stream before it looks at `last_use` again.
@@ -166,7 +169,7 @@ def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]
     # Of this thread: where a signal handler's exception cuts a generator off, it may end in
     # another one.
     mine = vars(_chosen)
-    inside = StreamUse(handle=handle, used=False, memories=WeakSet())
+    inside = StreamUse(handle=handle, used=False, memories=set())
     _chosen.streams = {**_chosen.streams, where: inside}
     try:
         yield handle

@@ -14,9 +14,8 @@ import mmap
 import os
 import stat
 import sys
-from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from dlbridge.core.implementation_details.ends import at_exit
@@ -28,7 +27,7 @@ from dlbridge.core.plugins.streams import current_use
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device, split
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
-from dlbridge.kit.resources import Descriptor
+from dlbridge.kit.resources import Descriptor, recall, remember
 from dlbridge.protocol import ExportedMemory
 
 if TYPE_CHECKING:
@@ -39,29 +38,8 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.operand import Operand
 
 
-_Key = TypeVar("_Key")
-_Thing = TypeVar("_Thing")
-
-
 PAGE = mmap.PAGESIZE
 """Each mapping begins at a multiple of it, and a block is as long as one."""
-
-
-def remember(table: dict[_Key, ref[_Thing]], key: _Key, thing: _Thing) -> None:
-    """Enter *thing* in *table* as long as it lives.
-
-    Like a WeakValueDictionary, but C code removes the entry: in Python code an exception
-    of a signal handler could prevent that. If two threads enter one key, the end of one
-    thing may remove the entry of the other. Then `recall` does not find that one, which
-    does no other harm.
-    """
-    table[key] = ref(thing, partial(table.pop, key))
-
-
-def recall(table: dict[_Key, ref[_Thing]], key: _Key) -> _Thing | None:
-    """What `remember` has entered, if it lives."""
-    known = table.get(key)
-    return None if known is None else known()
 
 
 class Block:

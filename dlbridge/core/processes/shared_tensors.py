@@ -21,10 +21,8 @@ from dlbridge.core.processes.blocks import (
     make_file,
     make_on_device,
     mapping_at,
-    recall,
     receive_device_block,
     receive_file,
-    remember,
     why_not_exported,
 )
 from dlbridge.core.processes.pickles import chosen_place, land_on_cpu, place_of
@@ -36,6 +34,7 @@ from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType, check, dtype as as_dtype
 from dlbridge.core.values.layout import reach
 from dlbridge.errors import Error, ExchangeError
+from dlbridge.kit.resources import recall, remember
 
 if TYPE_CHECKING:
     from collections.abc import Callable

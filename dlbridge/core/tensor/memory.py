@@ -9,7 +9,7 @@ from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_stream, current_use
 from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.errors import BackendError, ExchangeError
-from dlbridge.kit.resources import Owner
+from dlbridge.kit.resources import Owner, join
 from dlbridge.protocol import Span
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Memory:
         if self.allocation is not None:
             self.allocation.stream = use.handle
         if use.memories is not None:
-            use.memories.add(self)
+            join(use.memories, self)
 
     def take(
         self,
@@ -91,7 +91,7 @@ class Memory:
         self.allocation = allocation
         self.last_use = use
         if use.memories is not None:
-            use.memories.add(self)
+            join(use.memories, self)
         return offset
 
     def __reduce__(self) -> NoReturn:  # a second owner of `data` would free it again
