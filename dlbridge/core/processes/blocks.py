@@ -279,7 +279,8 @@ def _check(file: SharedFile) -> None:
         seals = fcntl.fcntl(file.fileno(), fcntl.F_GET_SEALS)
     except OSError:  # a temporary file, of a sender that has no memfd_create
         return
-    if not seals & fcntl.F_SEAL_SHRINK:
+    # Such a file on a tmpfs can have no seals: it has the one that says so.
+    if seals != fcntl.F_SEAL_SEAL and not seals & fcntl.F_SEAL_SHRINK:
         raise ExchangeError(
             "the file of a block of shared memory can be cut off (F_SEAL_SHRINK is not set); "
             "dlbridge makes no such blocks"

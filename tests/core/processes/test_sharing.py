@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import stat
+import tempfile
 import weakref
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -290,8 +291,20 @@ def test_nobody_else_may_open_or_cut_it_off():
             os.ftruncate(fd, size)
 
 
+@pytest.fixture(params=["disk", "tmpfs"])
+def folder(request, tmp_path):
+    """Where temporary files are; those of a tmpfs say that they can have no seals."""
+    if request.param == "disk":
+        yield tmp_path
+        return
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no tmpfs here: /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
+
+
 @pytest.mark.parametrize("where", ["macOS", "an old kernel"])
-def test_without_memfd(monkeypatch, other, tmp_path, where):
+def test_without_memfd(monkeypatch, other, folder, where):
     """A temporary file that no folder has."""
     if where == "macOS":
         monkeypatch.delattr(os, "memfd_create", raising=False)
@@ -301,11 +314,11 @@ def test_without_memfd(monkeypatch, other, tmp_path, where):
             raise OSError(errno.ENOSYS, "Function not implemented")
 
         monkeypatch.setattr(os, "memfd_create", missing, raising=False)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
     t = bridge.share(VALUES)
     fd = shared_blocks.mapping_at(t.data_ptr(), 1).file.fileno()
     assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o600
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
     other(other_side.fill, t, 7)
     assert (t.numpy() == 7).all()
     assert other(other_side.give_back, t).data_ptr() == t.data_ptr()
