@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from functools import lru_cache
 from math import prod
 from operator import index, mul
@@ -314,6 +315,10 @@ def _address_of(data: Any) -> tuple[int, int | None, _Element | None]:
     raise TypeError(f"from_blob takes an address, and {origin_of(data)} is none: {_instead(data)}")
 
 
+_IN_OUR_ORDER = f"__ctype_{sys.byteorder[0]}e__"
+"""What a number of ctypes calls that of this machine's byte order."""
+
+
 @lru_cache(maxsize=64)
 def _element_of(cls: Any) -> _Element | None:
     """What a class of ctypes points to; None for bytes, structs and what it does not say."""
@@ -321,6 +326,8 @@ def _element_of(cls: Any) -> _Element | None:
     while isinstance(item, type) and issubclass(item, ctypes.Array):
         item = item._type_
     code = getattr(item, "_type_", None)
+    if code == "O" or getattr(item, _IN_OUR_ORDER, item) is not item:
+        return f"{item.__name__} ({'an object' if code == 'O' else 'foreign byte order'})", 0, True
     bits = 0 if code is None else 8 * ctypes.sizeof(item)
     return None if bits <= 8 else (item.__name__, bits, code in ("f", "d", "g"))
 

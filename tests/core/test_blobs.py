@@ -197,6 +197,7 @@ def test_other_arguments(more, kind, message, reported):
     assert reported == []
 
 
+FOREIGN = "__ctype_be__" if sys.byteorder == "little" else "__ctype_le__"
 TYPED = {
     "double *": lambda: ctypes.pointer(ctypes.c_double()),
     "double **": lambda: ctypes.pointer(ctypes.pointer(ctypes.c_double())),
@@ -207,6 +208,8 @@ TYPED = {
     "uint8 *": lambda: ctypes.pointer(ctypes.c_uint8()),
     "char *": lambda: ctypes.c_char_p(b"12345678"),
     "void *": lambda: ctypes.c_void_p(AT),
+    "foreign[]": lambda: (getattr(ctypes.c_uint32, FOREIGN) * 2)(1, 2),
+    "objects[]": ctypes.py_object * 2,
     "struct *": lambda: ctypes.pointer(type("_S", (ctypes.Structure,), {"_fields_": []})()),
     "cffi double *": lambda: FFI.new("double *"),
     "cffi double[]": lambda: FFI.new("double[3]"),
@@ -220,6 +223,8 @@ TYPED = {
     "cffi complex *": lambda: FFI.cast("float _Complex *", AT),
 }
 FITTING = {
+    "foreign": set(),  # in the other byte order
+    "objects": set(),
     "double": {"float64", "complex128", "float64x2"},
     "double *": {"int64", "int4"},
     "int32": {"int32", "uint32", "int4"},

@@ -147,8 +147,9 @@ def _layout_of(x: Any, schema: _Schema) -> tuple[str, tuple[int, ...]]:
     widths: list[int] = []
     layout = _format(x, schema)
     while (width := layout.removeprefix("+w:")) != layout:
-        if not width.isdecimal() or not width.isascii() or len(widths) >= MAX_NDIM:
-            raise _broken(x, f"its format is {layout!r} at depth {len(widths)}")
+        digits = width.isdecimal() and width.isascii() and len(width) < 20
+        if not digits or len(widths) >= MAX_NDIM - 1:
+            raise _broken(x, f"its format is {layout[:40]!r} at depth {len(widths)}")
         if schema.metadata:
             raise ExchangeError(
                 f"the Arrow lists of the {origin_of(x)} have metadata, which may give them another "
@@ -163,6 +164,8 @@ def _layout_of(x: Any, schema: _Schema) -> tuple[str, tuple[int, ...]]:
             f"the Arrow type {kind} of the {origin_of(x)} is not a plain number, which DLPack "
             f"needs; {_way_out(layout, bool(schema.dictionary))}"
         )
+    if prod(filter(None, widths)) >= MAX_NBYTES // 8:
+        raise _broken(x, f"no memory can have one of its lists, of {widths} elements")
     return layout, tuple(widths)
 
 
