@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from dlbridge_fake import Array, Fake, Stream
+from dlbridge_fake import Array, Fake, Stream, shared
 from dlbridge_fake.memory import FakeMemory
 from dlbridge_fake.stream import by_handle
 from exporting_backend import Exporting as FilesOfTheSystem
@@ -1611,6 +1611,15 @@ def view_forgets_offset(fake, real, span, writable, stream):
 def view_waits_for_default_stream(fake, real, span, writable, stream):
     """A host view waits for the work on the default stream, whatever the stream."""
     return real(span, writable, 0)
+
+
+@breaks("host_view", "test_host_view_waits_for_queued_work", base=LateShared)
+def view_to_read_waits_for_nothing(fake, real, span, writable, stream):
+    """Only a view to write to waits for the work on its stream."""
+    if writable:
+        return real(span, writable, stream)
+    content = fake.bytes_of(span, write=False)
+    return PlainAllocation(shared._address(content), span.nbytes, stream, owner=content)
 
 
 @breaks("host_view", "test_shared_memory_leaks_nothing", base=Shared)
