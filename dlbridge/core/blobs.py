@@ -120,7 +120,8 @@ def from_blob(
     If it raises, *deleter* is not called, and the memory is still yours. After that *deleter*
     is called in the thread that lets the memory go, which may be any thread, also one of C,
     or within a garbage collection. Nobody can catch its exceptions: they go to
-    `sys.unraisablehook`. It is not called in a child of ``os.fork()``, whose parent has the
+    `sys.unraisablehook`; only a KeyboardInterrupt in the main thread is raised there, as it is
+    taken for a Ctrl-C. It is not called in a child of ``os.fork()``, whose parent has the
     memory, and not once dlbridge has ended at the end of the process, when the
     system takes back everything.
 
