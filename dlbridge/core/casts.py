@@ -21,7 +21,7 @@ from dlbridge.core.moves.within_host import copy_host
 from dlbridge.core.public import public
 from dlbridge.core.tensor.operand import host_array, operand_of
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.dtypes import DLDataTypeCode, DType, check, dtype as as_dtype
 from dlbridge.core.values.subbyte import pack_bits, unpack_bits
 from dlbridge.errors import ExchangeError
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Convert = Callable[[Array, Array], None]
 
-_CPU = Device.of(1, 0)
 
 _CHUNK = 1 << 15
 """Elements, a multiple of 8: the temporary arrays of a chunk stay in the cache."""
@@ -118,7 +117,7 @@ def astype(x: ArrayLike, dtype: DTypeLike, saturate: bool = False) -> Tensor:
     lane, new_lane = _lanes(tensor, target)
     if _is_complex(lane) and not _is_complex(new_lane) and new_lane.name != "bool":
         _warn(source, target)
-    out = allocate(_CPU, target, tensor.shape)
+    out = allocate(CPU, target, tensor.shape)
     if tensor.size:
         with np.errstate(all="ignore"):
             _convert(operand_of(tensor), lane, operand_of(out), new_lane, saturate)

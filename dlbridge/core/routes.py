@@ -32,7 +32,7 @@ from dlbridge.core.tensor.carriers import NATIVE_DTYPES
 from dlbridge.core.tensor.metadata import carrier_of
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import TRACES, Tensor
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU, Device
 from dlbridge.errors import BackendUnavailable, Error
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from dlbridge.typing import DeviceLike, ProgressLike, StreamLike
 
     Function = Callable[[Any], Any]
-
-_CPU = Device.of(1, 0)
 
 
 def ITSELF(x: Any) -> Any:
@@ -124,9 +122,9 @@ def _direct(cls: type, route: Route) -> Function | None:
         return None
     if conversion is None and not target.is_host and cls is not Tensor:
         return _upload(cls, importer, target)
-    if conversion is None and cls is Tensor and target is not _CPU:
+    if conversion is None and cls is Tensor and target is not CPU:
         return lambda tensor: tensor if tensor.device is target else None
-    if target is not _CPU:
+    if target is not CPU:
         return None
     if importer is not None:
         return _of_array(cls, importer, conversion)
@@ -206,7 +204,7 @@ def _download(tensor: Tensor) -> Tensor | None:
     refusal = plugin.host_view_refusal
     copied = refusal is None or refusal(device.index, operand.data)
     step = STEPS["download" if copied else "host view"]
-    return step(tensor, operand, _CPU, None, 1)[0]
+    return step(tensor, operand, CPU, None, 1)[0]
 
 
 # Plans -------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import TRACES, Tensor
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import check, dtype as as_dtype
 from dlbridge.errors import Error, ExchangeError, FileError
 
@@ -450,8 +450,6 @@ def _read(
 # address, to other devices through one small buffer.
 
 
-_CPU = Device.of(1, 0)
-
 ALIGNMENT = 64
 """Bytes. Tensors at such places of the file can be used by a device in place.
 
@@ -482,8 +480,8 @@ class _Way:
 
     def plan(self, kind: str, nbytes: int, reason: str) -> Plan:
         """A plan of one step, for `dlbridge.trace`."""
-        plan = Plan(self.entry.dtype, self.shape, self.origin, _CPU, self.target)
-        plan.add(kind, _CPU, self.target, nbytes, reason)
+        plan = Plan(self.entry.dtype, self.shape, self.origin, CPU, self.target)
+        plan.add(kind, CPU, self.target, nbytes, reason)
         return plan
 
 
@@ -519,7 +517,7 @@ def _in_place(way: _Way) -> Tensor | str:
     entry, target = way.entry, way.target
     if entry.member:
         return "it is compressed"
-    alignment = entry.dtype.itemsize if target is _CPU else ALIGNMENT
+    alignment = entry.dtype.itemsize if target is CPU else ALIGNMENT
     if entry.offset % alignment:
         return (
             f"it begins at byte {entry.offset} of the file, which is not a multiple of {alignment}"
@@ -529,7 +527,7 @@ def _in_place(way: _Way) -> Tensor | str:
         mapped = way.source.tensor(entry.offset, entry.dtype, way.shape, padded=entry.padded)
     except OSError as exc:
         return f"the file cannot be mapped: {exc}"
-    if target is not _CPU:
+    if target is not CPU:
         return _imported(way, mapped)
     if TRACES:
         plan = way.plan("share", 0, "the pages of the file are the memory")

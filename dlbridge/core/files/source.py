@@ -16,7 +16,7 @@ from dlbridge.core.implementation_details.handlers import handlers_cause
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import FileError
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
 
 
-_CPU = Device.of(1, 0)
 _has_preadv = hasattr(os, "preadv")  # not on Windows
 
 
@@ -133,7 +132,7 @@ class Source:
         self.check_size()
         pages = self._map()
         origin = f"the file {os.path.basename(self.path)}"  # noqa: PTH119 - it is a str
-        memory = Memory(_CPU, address_of(pages), origin, pages)
+        memory = Memory(CPU, address_of(pages), origin, pages)
         flags = FLAG_SUBBYTE_PADDED if padded else 0
         return make_tensor(memory, offset, dtype, shape, readonly=True, flags=flags)
 

@@ -22,7 +22,7 @@ from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.memory import Memory, access, open_views, order, refuse_if_viewed
 from dlbridge.core.tensor.operand import host_array, operand_of, require_compact
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.layout import compact_strides, merge, reach
 from dlbridge.core.values.subbyte import pack_bits, unpack_bits
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     """A region from `layout.merge`: its shape, the strides of both sides, and the run."""
     Place = Callable[[int, int], object]
 
-
-_CPU = Device.of(1, 0)
 
 _span = partial(tuple.__new__, Span)
 """Makes a Span of a tuple; calling the class takes 1.5 times as long."""
@@ -207,7 +205,7 @@ def packed_bytes(source: Operand) -> memoryview:
 def restore(staging: np.ndarray[Any, Any], like: Operand) -> Operand:
     """The flat bytes of *staging* as a compact operand of the shape and type of *like*."""
     start = address_of(staging)
-    memory = Memory(_CPU, start, "a staging buffer", staging)
+    memory = Memory(CPU, start, "a staging buffer", staging)
     flags = like.flags & FLAG_SUBBYTE_PADDED
     operand = operand_of(make_tensor(memory, 0, like.dtype, like.shape, flags=flags))
     operand.is_new = True
@@ -327,7 +325,7 @@ def copy_elements(target: Operand, source: Operand, progress: Progress | None = 
 
 def bytes_of(operand: Operand, start: int, count: int) -> Operand:
     """*count* bytes of the memory of a compact operand, *start* bytes after its first element."""
-    memory = operand.memory or Memory(_CPU, operand.data, "a numpy array", operand.carrier)
+    memory = operand.memory or Memory(CPU, operand.data, "a numpy array", operand.carrier)
     place = operand.byte_offset + start
     return operand_of(make_tensor(memory, place, _BYTE, (count,), readonly=operand.readonly))
 

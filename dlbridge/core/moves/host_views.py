@@ -11,7 +11,7 @@ from dlbridge.core.tensor.array_tensor import NumpyTensor, expire_host_view
 from dlbridge.core.tensor.memory import open_views
 from dlbridge.core.tensor.metadata import carrier_of, describe, release_shared
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import remember
 
@@ -21,9 +21,6 @@ from .transfer import run
 if TYPE_CHECKING:
     from dlbridge.core.tensor.memory import Memory
     from dlbridge.core.tensor.tensor import Tensor
-
-
-_CPU = Device.of(1, 0)
 
 
 _HOW = "write `with t.host_view() as h:`, and in the block h is the tensor, as in h.numpy()"
@@ -136,7 +133,7 @@ def host_view(tensor: Tensor) -> HostView:
         raise ExchangeError(
             f"no host view of {describe(tensor)}: {refusal}; copy it: to_device(t, 'cpu')"
         )
-    if operand.device is _CPU:
+    if operand.device is CPU:
         return HostView(tensor[...], None)
     return HostView(_on_host(tensor), operand.memory)
 
@@ -148,4 +145,4 @@ def shared_on_host(tensor: Tensor) -> Tensor | None:
 
 def _on_host(tensor: Tensor) -> Tensor:
     operand = operand_of(tensor)
-    return run(plan_move(operand, _CPU, False), tensor, operand)
+    return run(plan_move(operand, CPU, False), tensor, operand)

@@ -19,7 +19,7 @@ from dlbridge.core.plugins.lookup import identity_of, plugin_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.operand import require_compact
 from dlbridge.core.tensor.tensor import TRACES
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.units import bytes_text, table
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
@@ -197,9 +197,6 @@ class Plan:
         }
 
 
-_CPU = Device.of(1, 0)
-
-
 def plan_move(
     operand: Operand, target: Device, copy: bool | None, origin: str = "", alignment: int = 1
 ) -> Plan:
@@ -250,7 +247,7 @@ def _plan_steps(plan: Plan, operand: Operand, forced: str) -> None:
         plan.add("share", source, target, 0, "it has no elements")
     elif target is source:
         _plan_stay(plan, operand, forced)
-    elif source.is_host and target is _CPU and not forced:
+    elif source.is_host and target is CPU and not forced:
         plan.add("relabel", source, target, 0, f"the CPU reads {source.name} memory in place")
     elif source.is_host:
         _plan_from_host(plan, operand, forced)
@@ -288,8 +285,8 @@ def _plan_stay(plan: Plan, operand: Operand, forced: str) -> None:
         plan.add("share", here, here, 0, "it is there already: the same memory")
     elif refusal := "" if here.is_host else _why_not_on_device(operand):
         reason = f"{forced}, and {refusal}"
-        plan.add("download", here, _CPU, bytes_to_host(operand), reason)
-        plan.add("upload", _CPU, here, operand.nbytes, "and back")
+        plan.add("download", here, CPU, bytes_to_host(operand), reason)
+        plan.add("upload", CPU, here, operand.nbytes, "and back")
     else:
         plan.add("copy", here, here, operand.nbytes, forced)
 
@@ -312,7 +309,7 @@ def _plan_from_device(plan: Plan, operand: Operand, forced: str) -> None:
         return
     refusal = forced or why_no_host_view(operand, plugin)
     if target.is_host:
-        if not refusal and target is _CPU:
+        if not refusal and target is CPU:
             plan.add("host view", source, target, 0, f"the host addresses {source} memory in place")
         else:
             reason = refusal or "another kind of memory"
@@ -335,11 +332,11 @@ def plan_device_copy(plan: Plan, operand: Operand, refusal: str, why: str) -> No
     """
     source, target = operand.device, plan.target
     if refusal:
-        plan.add("download", source, _CPU, bytes_to_host(operand), refusal)
+        plan.add("download", source, CPU, bytes_to_host(operand), refusal)
     else:
-        plan.add("host view", source, _CPU, 0, f"the host addresses {source} memory in place")
+        plan.add("host view", source, CPU, 0, f"the host addresses {source} memory in place")
     reason = f"{source} and {target} share no memory" + (f": {why}" if why else "")
-    plan.add("upload", _CPU, target, operand.nbytes, reason)
+    plan.add("upload", CPU, target, operand.nbytes, reason)
 
 
 def _plan_from_host(plan: Plan, operand: Operand, forced: str) -> None:

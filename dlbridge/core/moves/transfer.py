@@ -25,7 +25,7 @@ from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory, access, host_access, view_memory
 from dlbridge.core.tensor.operand import host_array, operand_of, operand_of_new
 from dlbridge.core.tensor.tensor import TRACES
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.subbyte import pack_bits
 from dlbridge.core.values.suggestions import with_article
@@ -148,9 +148,6 @@ def import_memory(
     return memory, memory.take(use, "import_memory", plugin.import_memory, *arguments)
 
 
-_CPU = Device.of(1, 0)
-
-
 def move(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
     """Plan a move of *tensor* to *target*, and run it."""
     operand = operand_of(tensor)
@@ -170,12 +167,12 @@ def part_of_a_step(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
 
 def copy_to_host(tensor: Tensor) -> Tensor:
     """A copy on the CPU."""
-    return move(tensor, _CPU, True)
+    return move(tensor, CPU, True)
 
 
 def to_compact_host(tensor: Tensor) -> Tensor:
     """The elements on the CPU, row-major without gaps; a copy only if needed."""
-    host = move(tensor, _CPU, None)
+    host = move(tensor, CPU, None)
     return host if host.is_contiguous() else copy_to_host(host)
 
 
@@ -400,12 +397,12 @@ def fill(tensor: Tensor, pattern: bytes) -> None:
         return
     if len(set(pattern)) == 1 and _filled_by_device(operand, pattern[0]):
         return
-    if operand.device is _CPU:
+    if operand.device is CPU:
         _write(operand, pattern)
         return
     # A multiple of 8 elements: those below a byte are cut between whole bytes only.
     count = max(BLOCK * 8 // (operand.dtype.bits * operand.dtype.lanes) & ~7, 8)
-    block = operand_of(allocate(_CPU, operand.dtype, (min(count, operand.size),)))
+    block = operand_of(allocate(CPU, operand.dtype, (min(count, operand.size),)))
     _write(block, pattern)
     for start in range(0, operand.nbytes, block.nbytes):
         length = min(block.nbytes, operand.nbytes - start)

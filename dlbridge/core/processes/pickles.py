@@ -18,7 +18,7 @@ from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.values.devices import Device, split
+from dlbridge.core.values.devices import CPU, Device, split
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.errors import Error, ExchangeError
 
@@ -66,8 +66,7 @@ def reduce(tensor: Tensor, protocol: int) -> tuple[Callable[..., Tensor], tuple[
     return unpickle, (raw, *described, protocol < 5)
 
 
-_CPU = Device.of(1, 0)
-_CPU_NAME = str(_CPU)
+_CPU_NAME = str(CPU)
 
 
 class _Chosen(threading.local):
@@ -167,11 +166,11 @@ def unpickle(
             f"the pickle's buffer has {array.nbytes} bytes, and {dtype} {shape} takes {need}: give "
             "pickle.loads the buffers of this pickle, in their order"
         )
-    memory = Memory(_CPU, address_of(array) if array.size else 0, "a pickle", array)
+    memory = Memory(CPU, address_of(array) if array.size else 0, "a pickle", array)
     readonly = bool(array.size) and not array.flags.writeable and not owned
     host = make_tensor(memory, 0, kind, shape, readonly=readonly, flags=flags)
     where = place_of(device)
-    if where is _CPU:
+    if where is CPU:
         return host
     # A device that could use read-only memory in place would have a read-only tensor.
     return move(host, where, True if readonly else None)
@@ -192,7 +191,7 @@ def place_of(pickled_on: str) -> Device:
     if chosen is not None:
         return chosen
     if pickled_on == _CPU_NAME:
-        return _CPU
+        return CPU
     try:
         return find_device(pickled_on)
     except (Error, ValueError) as exc:
@@ -209,4 +208,4 @@ def land_on_cpu(pickled_on: str, why: str, error: Exception) -> Device:
         RuntimeWarning,
         stacklevel=5,
     )
-    return _CPU
+    return CPU

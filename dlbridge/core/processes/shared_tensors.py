@@ -30,7 +30,7 @@ from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, make_ten
 from dlbridge.core.tensor.memory import Memory, host_access
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType, check, dtype as as_dtype
 from dlbridge.core.values.layout import reach
 from dlbridge.errors import Error, ExchangeError
@@ -63,8 +63,6 @@ class Layout(NamedTuple):
         )
 
 
-_CPU = Device.of(1, 0)
-
 # Held during one import of a block. It is reentrant, as a finalizer inside may share memory, too.
 _importing = fork_lock()
 
@@ -85,7 +83,7 @@ def why_not_in(mapping: Mapping, target: Device, *, asked: bool = True) -> str:
 
     *asked*: the user wants this memory, so that a drawback of the device does not count.
     """
-    if target is _CPU:
+    if target is CPU:
         return ""
     return why_no_host_import(mapping.address, mapping.nbytes, target, asked=asked)
 
@@ -98,12 +96,12 @@ def _whole(mapping: Mapping) -> Tensor:
 
 def on_host(mapping: Mapping, layout: Layout) -> Tensor:
     """The tensor of that layout, on the CPU."""
-    return layout.on(Memory(_CPU, mapping.address, "shared memory", mapping))
+    return layout.on(Memory(CPU, mapping.address, "shared memory", mapping))
 
 
 def on_device(mapping: Mapping, layout: Layout, target: Device) -> Tensor:
     """The tensor of that layout, in place."""
-    if target is _CPU:
+    if target is CPU:
         return on_host(mapping, layout)
     memory = _import(mapping, target)
     return layout.on(memory, mapping.address - (memory.host_start or 0))
@@ -134,7 +132,7 @@ def find(operand: Operand) -> tuple[Mapping, Layout] | None:
     memory = operand.memory
     if not operand.size:
         return None
-    if operand.device is _CPU:
+    if operand.device is CPU:
         first = operand.data + operand.byte_offset
     elif memory is not None and memory.host_start is not None:
         first = memory.host_start + operand.byte_offset
@@ -207,7 +205,7 @@ def _new_block(
     nbytes = dtype.nbytes(prod(shape), padded=padded)
     layout = Layout(0, dtype, shape, flags=FLAG_SUBBYTE_PADDED if padded else 0)
     mapping = make_file(nbytes).mapping(True)
-    if target is not _CPU and why_not_in(mapping, target, asked=False):
+    if target is not CPU and why_not_in(mapping, target, asked=False):
         if not why_not_exported(target):
             return make_on_device(target, nbytes), layout
         check_target(mapping, target)  # before anything is copied
@@ -328,7 +326,7 @@ def receive(file: SharedFile, device: str, sent: Sent) -> Tensor:
     layout = _received(sent, file.nbytes)
     mapping = file.mapping(not layout.readonly)
     where = place_of(device)
-    if where is _CPU:
+    if where is CPU:
         return on_host(mapping, layout)
     try:
         return on_device(mapping, layout, where)
