@@ -379,9 +379,8 @@ def _scalar(value: Any) -> Any:
             ) from exc
     if not isinstance(number, (bool, int, float, complex)):
         raise TypeError(
-            f"fill_value is {with_article(type(value).__name__)}, not a number; give a bool, "
-            "int, float or "
-            "complex"
+            f"fill_value is {with_article(type(value).__name__)}, not a number; give a bool, int, "
+            "float or complex"
         )
     return number
 

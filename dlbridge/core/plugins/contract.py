@@ -50,26 +50,26 @@ def check_contract(plugin: Backend, name: str, who: str) -> None:
     BackendError if it is not a backend of this version; FutureWarning if its
     version is the next that dlbridge will not take any more.
     """
-    given = _Given(plugin, name, who)
+    entry = _Entry(plugin, name, who)
     if hasattr(plugin, "api"):  # another version may have other members
-        _check_api(given)
+        _check_api(entry)
     missing = sorted(member for member in members(protocol.Backend) if not hasattr(plugin, member))
     if missing:
-        given.refuse(f" lacks {', '.join(missing)}; report it there")
-    _check_device_type(given)
-    _check_device_count(given)
+        entry.refuse(f" lacks {', '.join(missing)}; report it there")
+    _check_device_type(entry)
+    _check_device_count(entry)
     for contract in contracts():
         declared = members(contract)
         if all(hasattr(plugin, member) for member in declared):
             for member, function in declared.items():
                 if function is not None:
-                    _check_parameters(given, member, function)
-    _check_facts(given)
+                    _check_parameters(entry, member, function)
+    _check_facts(entry)
     if plugin.device_type in protocol.HOST_DEVICES and name != "cpu":  # ours
-        _check_addresses(given)
+        _check_addresses(entry)
 
 
-class _Given(NamedTuple):
+class _Entry(NamedTuple):
     """A backend that is checked."""
 
     plugin: Any
@@ -81,41 +81,41 @@ class _Given(NamedTuple):
         raise BackendError(f"{self.who}: backend {self.name!r}{what}") from cause
 
 
-def _check_api(given: _Given) -> None:
-    api, newest, oldest = given.plugin.api, protocol.API, protocol.MIN_API
+def _check_api(entry: _Entry) -> None:
+    api, newest, oldest = entry.plugin.api, protocol.API, protocol.MIN_API
     if not _is_int(api):
-        given.refuse(
+        entry.refuse(
             f" has api = {api!r}; it is the version of dlbridge.protocol that the backend was "
             f"written for, as a literal: api = {newest}"
         )
     if not oldest <= api <= newest:
         speaks = f"{oldest} to {newest}" if oldest < newest else newest
         raise BackendError(
-            f"{given.who} speaks backend API {api}, this dlbridge speaks {speaks}; "
+            f"{entry.who} speaks backend API {api}, this dlbridge speaks {speaks}; "
             f"upgrade {'that backend' if api < oldest else 'dlbridge'}"
         )
     if api == oldest < newest:
         warnings.warn(
-            f"{given.who}: backend {given.name!r} speaks backend API {api}, which the next release "
+            f"{entry.who}: backend {entry.name!r} speaks backend API {api}, which the next release "
             f"of dlbridge may no longer take (it speaks {newest}); upgrade that backend",
             FutureWarning,
             stacklevel=2,
         )
 
 
-def _check_device_type(given: _Given) -> None:
-    device_type, known = given.plugin.device_type, type_of_name(given.name)
+def _check_device_type(entry: _Entry) -> None:
+    device_type, known = entry.plugin.device_type, type_of_name(entry.name)
     if not _is_int(device_type):
         number = next((kind for kind in DLDeviceType if kind.name == device_type), known)
-        given.refuse(
+        entry.refuse(
             f" has device_type = {device_type!r}; it is a DLDeviceType of dlpack.h as a number"
             f"{f', {number:d} for {number.name}' if number else ''}"
         )
     if not 0 < device_type < 1 << 31:
-        given.refuse(f" has device_type = {device_type}; a DLDeviceType is a positive int32")
+        entry.refuse(f" has device_type = {device_type}; a DLDeviceType is a positive int32")
     if known is not None and known != device_type:
         raise BackendError(
-            f"{given.who}: the name {given.name!r} belongs to {known.name} ({known:d}) in DLPack, "
+            f"{entry.who}: the name {entry.name!r} belongs to {known.name} ({known:d}) in DLPack, "
             f"and the backend's device_type is {device_type}; one of the two has to change"
         )
     others = DLDeviceType(device_type)
@@ -126,30 +126,30 @@ def _check_device_type(given: _Given) -> None:
             if others.name.startswith("type")
             else f"is {others.name}, which belongs to the name {others.name[3:].lower()!r}"
         )
-        given.refuse(
+        entry.refuse(
             f" has device_type = {device_type}, which {belongs}; take 12 (kDLExtDev), which "
             "backends of any name share"
         )
 
 
-def _check_device_count(given: _Given) -> None:
+def _check_device_count(entry: _Entry) -> None:
     try:
-        count = given.plugin.device_count()
+        count = entry.plugin.device_count()
     except Error:
         raise
     except Exception as exc:
-        given.refuse(f" failed in device_count: {type(exc).__name__}: {exc}", exc)
+        entry.refuse(f" failed in device_count: {type(exc).__name__}: {exc}", exc)
     if not _is_int(count) or count < 1:
-        given.refuse(
+        entry.refuse(
             f" has device_count() = {count!r}; it is a number of devices, at least 1 (without one "
             "the class raises BackendUnavailable)"
         )
 
 
-def _check_parameters(given: _Given, member: str, declared: Callable[..., Any]) -> None:
-    function = getattr(given.plugin, member)
+def _check_parameters(entry: _Entry, member: str, declared: Callable[..., Any]) -> None:
+    function = getattr(entry.plugin, member)
     if not callable(function):
-        given.refuse(f": {member} is {function!r}, not a method")
+        entry.refuse(f": {member} is {function!r}, not a method")
     if getattr(getattr(function, "__func__", function), "__code__", None) is None:
         return  # written in C, or another callable: its parameters cannot be read
     wanted = parameters_of(declared).names[1:]  # without self
@@ -160,32 +160,32 @@ def _check_parameters(given: _Given, member: str, declared: Callable[..., Any]) 
     too_many = required > len(wanted) or keywords
     if too_many or fixed != wanted[: len(fixed)] or not (more or fixed == wanted):
         takes = ", ".join((*names, "*", *keywords) if keywords else names)
-        given.refuse(
+        entry.refuse(
             f": {member} takes ({takes}), and the contract says ({', '.join(wanted)}), where only "
             f"parameters with defaults may follow; see dlbridge.protocol, API {protocol.API}"
         )
 
 
-def _check_facts(given: _Given) -> None:
-    plugin = given.plugin
+def _check_facts(entry: _Entry) -> None:
+    plugin = entry.plugin
     blocks = getattr(plugin, "host_copies_block", Facts.host_copies_block)
     limit = getattr(plugin, "content_limit", Facts.content_limit)
     strided = getattr(plugin, "max_strided_ndim", 1)  # of SupportsStridedCopy
     if not isinstance(blocks, bool):
-        given.refuse(f": host_copies_block is {blocks!r}; it is True or False")
+        entry.refuse(f": host_copies_block is {blocks!r}; it is True or False")
     if not _is_int(limit) or limit < 0:
-        given.refuse(f": content_limit is {limit!r}; it is a number of bytes")
+        entry.refuse(f": content_limit is {limit!r}; it is a number of bytes")
     if not _is_int(strided) or strided < 1:
-        given.refuse(f": max_strided_ndim is {strided!r}; it is a number of dimensions, at least 1")
+        entry.refuse(f": max_strided_ndim is {strided!r}; it is a number of dimensions, at least 1")
 
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _check_addresses(given: _Given) -> None:
+def _check_addresses(entry: _Entry) -> None:
     """Check that ``data`` is an address, on a device whose memory the host reads itself."""
-    plugin = given.plugin
+    plugin = entry.plugin
     try:
         stream = plugin.current_stream(0)
         allocation = plugin.allocate(0, _TRIAL, _TRIAL, stream)
@@ -194,7 +194,7 @@ def _check_addresses(given: _Given) -> None:
     data = getattr(allocation, "data", None)
     if isinstance(data, int) and not data % _TRIAL and _can_read(data):
         return
-    given.refuse(
+    entry.refuse(
         f" has device_type = {plugin.device_type}, whose memory the host reads in place, so data "
         f"must be an address; allocate gave data {data!r} for {_TRIAL} bytes aligned to {_TRIAL}, "
         "which is none. Take another device type (kDLExtDev, 12) if data is a handle"
