@@ -204,7 +204,7 @@ _TYPES = NUMPY_TYPES | FLOAT8 | {"bfloat16", "complex32", "float4_e2m1fn_x2"}
 
 READONLY = Library(
     "torch",
-    ("torch.ReadOnlyTensorWrapper",),
+    ("torch.utils.dlpack.ReadOnlyTensorWrapper",),
     refuse=_refuse,
     new_structs=True,
     make=_make_readonly,
