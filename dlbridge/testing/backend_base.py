@@ -291,6 +291,10 @@ class BackendCase:
     may_fill = False
     """Whether tests may use all of ``device_info(device_id)["memory"]``, as of a simulator."""
 
+    refuses_writes = True
+    """Whether the driver refuses a write to memory that is imported read-only. False where it has
+    no such right, or where nobody asks for it, as nothing but dlbridge would write."""
+
     unknown_stream: int | None = None
     """A number that names no stream, where asking the driver about it crashes nothing."""
 
