@@ -33,6 +33,7 @@ from dlbridge.errors import (
     ExchangeError,
 )
 from dlbridge.kit.limits import pool_limit
+from dlbridge.kit.resources import recall
 from dlbridge.protocol import PlainAllocation, Span
 
 IN_CHILD = "DLBRIDGE_TEST_CHILD" in os.environ
@@ -304,7 +305,7 @@ def cut(fake, span, bits):
 
 def again(fake, data):
     """The first bytes of memory, as the driver sees them."""
-    return fake.table[data].content
+    return recall(fake.table, data).content
 
 
 # Bytes
@@ -695,7 +696,7 @@ def errors_of_the_table(fake, real, span, **write):
 def handles_of_the_other_device(fake, real, span, **write):
     """The handle is looked up, and not whose it is."""
     if span.data in fake.table and 0 <= span.device_id < 2:
-        span = span._replace(device_id=fake.table[span.data].device_id)
+        span = span._replace(device_id=recall(fake.table, span.data).device_id)
     return real(span, **write)
 
 
