@@ -55,7 +55,7 @@ import gc
 import operator
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import starmap
 from operator import attrgetter
@@ -68,6 +68,7 @@ __all__ = [
     "Owner",
     "Resources",
     "call",
+    "do_all",
     "in_child",
     "join",
     "recall",
@@ -81,6 +82,23 @@ def call(results: list[Any], function: Callable[..., Any], *arguments: Any) -> A
     """Call *function*, and add what it returns to *results* in the same step of C."""
     results.extend(starmap(function, (arguments,)))
     return results[-1]
+
+
+def do_all(function: Callable[[Any], object], things: Iterable[Any]) -> None:
+    """Call *function* for each until it has returned, the last first; then raise what came.
+
+    For the end of work on memory that is somebody else's after this, whatever handlers raise.
+    """
+    left = list(things)
+    raised: list[BaseException] = []
+    while left:
+        try:
+            function(left[-1])
+            left.pop()
+        except BaseException as exc:
+            raised.append(exc)
+    if raised:
+        raise raised.pop()  # its traceback would keep it in the list
 
 
 class _Life:

@@ -67,6 +67,14 @@ def open_files() -> int:
     return len(list(folder.iterdir())) if folder.exists() else 0
 
 
+def catch(failures: list[BaseException], work: Callable[[], object]) -> None:
+    """Call *work* in a thread, and note what it raises, which Python would only print."""
+    try:
+        work()
+    except BaseException as exc:
+        failures.append(exc)
+
+
 def end_quietly(end: Callable[[], object]) -> None:
     """Call *end*; fail for an exception that leaves a destructor, which Python only prints."""
     told: list[str] = []

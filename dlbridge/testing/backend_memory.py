@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,7 @@ from .backend_base import (
     BackendCase,
     DeviceUnderTest,
     are_same,
+    catch,
     live_allocations,
     open_files,
     random_bytes,
@@ -325,29 +327,25 @@ class TrimTests(BackendCase, needs=SupportsTrim):
         stop = threading.Event()
 
         def work(seed: int) -> None:
-            try:
-                own = DeviceUnderTest(device.backend, device.device_id)
-                content = random_bytes(NBYTES, seed)
-                for _ in range(20):
-                    data = own.filled(content)
-                    seen = len(trims)  # of the next two one begins after this
-                    while len(trims) < seen + 2 and not failures and not stop.is_set():
-                        time.sleep(0)
-                    assert own.holds(data, content)
-                    own.free(data)
-            except BaseException as exc:
-                failures.append(exc)
+            own = DeviceUnderTest(device.backend, device.device_id)
+            content = random_bytes(NBYTES, seed)
+            for _ in range(20):
+                data = own.filled(content)
+                seen = len(trims)  # of the next two one begins after this
+                while len(trims) < seen + 2 and not failures and not stop.is_set():
+                    time.sleep(0)
+                assert own.holds(data, content)
+                own.free(data)
 
         def trim() -> None:
-            try:
-                while not stop.is_set():
-                    device.backend.trim(device.device_id)
-                    trims.append(None)
-            except BaseException as exc:
-                failures.append(exc)
+            while not stop.is_set():
+                device.backend.trim(device.device_id)
+                trims.append(None)
 
-        workers = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range(2)]
-        trimmer = threading.Thread(target=trim, daemon=True)
+        trimmer, *workers = (
+            threading.Thread(target=catch, args=(failures, each), daemon=True)
+            for each in (trim, partial(work, 1), partial(work, 2))
+        )
         for thread in (trimmer, *workers):
             thread.start()
         for thread in workers:

@@ -1186,7 +1186,7 @@ def synchronize_gives_up(fake, real, device_id, stream):
     """After half a second the wait ends, whatever is left to do."""
     waits = threading.Thread(target=real, args=(device_id, stream), daemon=True)
     waits.start()
-    waits.join(0.5)
+    waits.join(0.5)  # no verdict: it is the fault
 
 
 @breaks("synchronize", "test_synchronize_alone_waits", base=Late)
