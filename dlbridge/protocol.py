@@ -673,5 +673,6 @@ class SupportsTrim(Protocol, metaclass=_Contract):
         """Give the driver all memory of the device that was freed and is kept.
 
         It may wait for work that was queued before. Memory that is not freed does not
-        change. A device that was not used yet is not opened for this.
+        change, nor what is kept of other devices. A device that was not used yet is not opened
+        for this.
         """

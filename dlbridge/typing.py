@@ -13,6 +13,7 @@ from typing import (
     IO,
     TYPE_CHECKING,
     Any,
+    Concatenate,
     Literal,
     ParamSpec,
     Protocol,
@@ -226,6 +227,8 @@ class ToDeviceOptions(MoveOptions, total=False):
 
 
 _P = ParamSpec("_P")
+_Rest = ParamSpec("_Rest")
+_Instance = TypeVar("_Instance")
 _Result_co = TypeVar("_Result_co", covariant=True)
 _Array = TypeVar("_Array", bound=SupportsDLPack)
 _Found = TypeVar("_Found")
@@ -263,8 +266,9 @@ class TensorClassModule(Protocol[_Made_co]):
 class AcceptedFunction(Protocol[_P, _Result_co]):
     """A function that `dlbridge.accepts` has decorated, as type checkers see it.
 
-    They take a call as the function is annotated, and one whose first argument, given by
-    position, is an array of any library; then the others may be anything.
+    They take a call as the function is annotated, and one whose first arguments, up to three and
+    given by position, are arrays of any library. The others must be as they are annotated then,
+    too. Annotate a parameter with `Any` whose arrays of other libraries come by keyword.
     """
 
     @property
@@ -275,7 +279,42 @@ class AcceptedFunction(Protocol[_P, _Result_co]):
     @overload
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _Result_co: ...
     @overload
-    def __call__(self, x: SupportsDLPack, /, *args: Any, **kwargs: Any) -> _Result_co: ...
+    def __call__(
+        self: AcceptedFunction[Concatenate[Any, _Rest], _Found],
+        x: SupportsDLPack,
+        /,
+        *args: _Rest.args,
+        **kwargs: _Rest.kwargs,
+    ) -> _Found: ...
+    @overload
+    def __call__(
+        self: AcceptedFunction[Concatenate[Any, Any, _Rest], _Found],
+        x: SupportsDLPack,
+        y: SupportsDLPack,
+        /,
+        *args: _Rest.args,
+        **kwargs: _Rest.kwargs,
+    ) -> _Found: ...
+    @overload
+    def __call__(
+        self: AcceptedFunction[Concatenate[Any, Any, Any, _Rest], _Found],
+        x: SupportsDLPack,
+        y: SupportsDLPack,
+        z: SupportsDLPack,
+        /,
+        *args: _Rest.args,
+        **kwargs: _Rest.kwargs,
+    ) -> _Found: ...
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> AcceptedFunction[_P, _Result_co]: ...
+    @overload
+    def __get__(
+        self: AcceptedFunction[Concatenate[_Instance, _Rest], _Found],
+        instance: _Instance,
+        owner: type | None = None,
+        /,
+    ) -> AcceptedFunction[_Rest, _Found]: ...
 
 
 class AcceptedArrayFunction(Protocol[_P, _Result_co]):
@@ -291,18 +330,53 @@ class AcceptedArrayFunction(Protocol[_P, _Result_co]):
     def __wrapped__(self) -> Callable[_P, _Result_co]: ...
 
     @overload
-    def __call__(  # type: ignore[overload-overlap]  # an array of the library: as annotated
-        self, *args: _P.args, **kwargs: _P.kwargs
-    ) -> _Result_co: ...
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _Result_co: ...
     @overload
-    def __call__(self, x: _Array, /, *args: Any, **kwargs: Any) -> _Array: ...
+    def __call__(
+        self: AcceptedArrayFunction[Concatenate[Any, _Rest], _Found],
+        x: _Array,
+        /,
+        *args: _Rest.args,
+        **kwargs: _Rest.kwargs,
+    ) -> _Array: ...
+    @overload
+    def __call__(
+        self: AcceptedArrayFunction[Concatenate[Any, Any, _Rest], _Found],
+        x: _Array,
+        y: SupportsDLPack,
+        /,
+        *args: _Rest.args,
+        **kwargs: _Rest.kwargs,
+    ) -> _Array: ...
+    @overload
+    def __call__(
+        self: AcceptedArrayFunction[Concatenate[Any, Any, Any, _Rest], _Found],
+        x: _Array,
+        y: SupportsDLPack,
+        z: SupportsDLPack,
+        /,
+        *args: _Rest.args,
+        **kwargs: _Rest.kwargs,
+    ) -> _Array: ...
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> AcceptedArrayFunction[_P, _Result_co]: ...
+    @overload
+    def __get__(
+        self: AcceptedArrayFunction[Concatenate[_Instance, _Rest], _Found],
+        instance: _Instance,
+        owner: type | None = None,
+        /,
+    ) -> AcceptedArrayFunction[_Rest, _Found]: ...
 
 
 class AcceptsDecorator(Protocol):
     """What `dlbridge.accepts` returns: a decorator of functions."""
 
     @overload
-    def __call__(self, function: Callable[_P, _Array], /) -> AcceptedArrayFunction[_P, _Array]: ...
+    def __call__(  # type: ignore[overload-overlap]  # of an array: the other's result depends
+        self, function: Callable[_P, _Array], /
+    ) -> AcceptedArrayFunction[_P, _Array]: ...
     @overload
     def __call__(self, function: Callable[_P, _Found], /) -> AcceptedFunction[_P, _Found]: ...
 

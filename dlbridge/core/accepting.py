@@ -53,7 +53,8 @@ def accepts(like: str | ModuleType | type, *, device: DeviceLike | None = None) 
     -------
     callable
         The decorator. The decorated function has the same signature; for type checkers
-        it also takes arrays of other libraries than its annotations name.
+        its first arguments by position, up to three, may also be arrays of other libraries than
+        its annotations name.
 
     Raises
     ------

@@ -32,6 +32,7 @@ from dlbridge.core.implementation_details.handlers import (
 )
 from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.errors import LibraryUnavailable
+from dlbridge.kit.resources import in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,8 +144,7 @@ def renewed_lock() -> Callable[[], AbstractContextManager[bool]]:
     A thread that held it does not exist in the child.
     """
     held: list[AbstractContextManager[bool]] = [threading.RLock()]
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: held.__setitem__(0, threading.RLock()))
+    in_child(lambda: held.__setitem__(0, threading.RLock()))
     return partial(held.__getitem__, 0)
 
 

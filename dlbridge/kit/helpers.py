@@ -9,12 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 from _thread import start_new_thread
-from collections.abc import Iterable
 from contextlib import suppress
 from itertools import starmap
 from queue import Empty, SimpleQueue
 
-__all__ = ["Helpers", "Job", "cancel_all"]
+__all__ = ["Helpers", "Job"]
 
 _memmove = ctypes.memmove
 """The function itself, and none of Python's, which a signal handler could enter."""
@@ -69,20 +68,6 @@ class Job:
         while not self._ended:
             with suppress(Empty):  # an exception may have come after it, so not for ever
                 self._news.get(timeout=0.05)
-
-
-def cancel_all(jobs: Iterable[Job]) -> None:
-    """Cancel each; the exception of a signal handler is raised when nobody copies."""
-    left = list(jobs)
-    raised: list[BaseException] = []
-    while left:
-        try:
-            left[-1].cancel()
-            left.pop()
-        except BaseException as exc:
-            raised.append(exc)
-    if raised:
-        raise raised.pop()  # its traceback would keep it in the list
 
 
 class Helpers:

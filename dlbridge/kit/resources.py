@@ -43,16 +43,19 @@ imported before them. So the order is:
 
 A handler that a user or a library registers later than these runs before all of them, while
 everything still works. **In a forked child** `dlbridge.core.plugins.registry` puts a stub in the
-place of every backend that the parent has used, and this module forgets what the parent holds.
+place of every backend that the parent has used, and this module forgets what the parent holds,
+both by `in_child`.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
+import operator
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import starmap
 from operator import attrgetter
@@ -65,6 +68,8 @@ __all__ = [
     "Owner",
     "Resources",
     "call",
+    "do_all",
+    "in_child",
     "join",
     "recall",
     "remember",
@@ -77,6 +82,23 @@ def call(results: list[Any], function: Callable[..., Any], *arguments: Any) -> A
     """Call *function*, and add what it returns to *results* in the same step of C."""
     results.extend(starmap(function, (arguments,)))
     return results[-1]
+
+
+def do_all(function: Callable[[Any], object], things: Iterable[Any]) -> None:
+    """Call *function* for each until it has returned, the last first; then raise what came.
+
+    For the end of work on memory that is somebody else's after this, whatever handlers raise.
+    """
+    left = list(things)
+    raised: list[BaseException] = []
+    while left:
+        try:
+            function(left[-1])
+            left.pop()
+        except BaseException as exc:
+            raised.append(exc)
+    if raised:
+        raise raised.pop()  # its traceback would keep it in the list
 
 
 class _Life:
@@ -279,9 +301,43 @@ def join(members: set[ref[T]], thing: T) -> None:
 _all: WeakSet[Resources[Any]] = WeakSet()
 
 
-def _after_fork() -> None:
+# Forks ------------------------------------------------------------------------------------
+
+_in_child: list[Callable[[], Any]] = []
+_after_forks: list[Callable[[], Any]] = []
+"""What turns the collector on again, for each fork that is under way."""
+
+
+def in_child(function: Callable[[], Any]) -> Callable[[], Any]:
+    """*function*, which is called in each child of ``fork()``, where the system has that.
+
+    The collector is off from before the fork until all these functions have been called: a
+    finalizer that it calls may use a device, whose driver the child must not call.
+    """
+    _in_child.append(function)
+    return function
+
+
+@in_child
+def _forget() -> None:
     for each in _all:
         each.after_fork()
+
+
+def _before_fork() -> None:
+    _after_forks.append(gc.enable if gc.isenabled() else gc.isenabled)
+    gc.disable()
+
+
+def _after_fork() -> None:
+    try:
+        for function in _in_child:
+            function()
+    finally:
+        enable = gc.enable in _after_forks
+        _after_forks.clear()
+        if enable:
+            gc.enable()
 
 
 @atexit.register
@@ -291,4 +347,9 @@ def _at_exit() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=_before_fork,
+        # In C, as the exception of a signal handler would leave the collector off.
+        after_in_parent=partial(next, map(operator.call, iter(_after_forks.pop, None))),
+        after_in_child=_after_fork,
+    )

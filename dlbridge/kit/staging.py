@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from dlbridge.errors import DeviceMemoryError, Error
 
 from .driver import StreamDriver
-from .helpers import Helpers, Job, cancel_all
-from .resources import Owner, Resources, call
+from .helpers import Helpers, Job
+from .resources import Owner, Resources, call, do_all
 
 __all__ = ["DIRECT", "PLAN", "HostCopies", "NoRing", "Plan", "Ring", "StagedCopies", "Stager"]
 
@@ -191,7 +191,7 @@ class Stager:
                 self._send(ring, target, stream, *filling[0])
                 filling.popleft()
         finally:  # after a failure: no helper may still write to the ring
-            cancel_all(job for *_, job in filling)
+            do_all(lambda entry: entry[-1].cancel(), filling)
 
     def _send(
         self, ring: Ring, target: int, stream: int, slot: int, start: int, size: int, job: Job

@@ -67,6 +67,14 @@ def open_files() -> int:
     return len(list(folder.iterdir())) if folder.exists() else 0
 
 
+def catch(failures: list[BaseException], work: Callable[[], object]) -> None:
+    """Call *work* in a thread, and note what it raises, which Python would only print."""
+    try:
+        work()
+    except BaseException as exc:
+        failures.append(exc)
+
+
 def end_quietly(end: Callable[[], object]) -> None:
     """Call *end*; fail for an exception that leaves a destructor, which Python only prints."""
     told: list[str] = []
@@ -290,6 +298,10 @@ class BackendCase:
 
     may_fill = False
     """Whether tests may use all of ``device_info(device_id)["memory"]``, as of a simulator."""
+
+    refuses_writes = True
+    """Whether the driver refuses a write to memory that is imported read-only. False where it has
+    no such right, or where nobody asks for it, as nothing but dlbridge would write."""
 
     unknown_stream: int | None = None
     """A number that names no stream, where asking the driver about it crashes nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -179,13 +180,23 @@ class HostTests(BackendCase):
     def test_read_only_import_is_not_written(
         self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
     ) -> None:
-        """Neither the import, nor a copy from it, nor its end changes a byte."""
+        """Neither the import, nor a copy from it, nor its end changes a byte.
+
+        dlbridge asks for no write; a driver that knows of the right to write refuses one.
+        """
         address, pages = host_pages
         before, target = bytes(pages), device.allocate(PAGES)
         data, offset = self.imported(device, address, readonly=True)
         if isinstance(device.backend, SupportsCopy):
             device.copy(device.span(target, 0, PAGES), device.span(data, offset, PAGES))
             assert device.holds(target, before)
+        if self.refuses_writes:
+            with suppress(Error):
+                device.write(data, offset, bytes(PAGES))
+            assert are_same(bytes(pages), before), (
+                "a write to a read-only import has changed the memory: `import_host` does not tell "
+                "the driver (refuses_writes = False if there is nothing to tell it)"
+            )
         device.free(data)
         device.synchronize()
         assert are_same(bytes(pages), before)

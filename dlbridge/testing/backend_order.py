@@ -229,13 +229,13 @@ class OrderTests(BackendCase):
     def test_wait_orders_two_streams(self, device: DeviceUnderTest) -> None:
         """Work after `wait` sees the results of all earlier work on the other stream.
 
-        Both streams are new ones, or one of them is the default.
+        Both streams are new ones, or one of them is the default; each time, and not the first only.
         """
         self.need(device.backend, SupportsCopy)
         first, second = self.streams(device)
         nbytes = 1 << 16
         pairs = [(first, second), (device, second), (first, device)]
-        for on, after in pairs if first is not second else pairs[:1]:
+        for on, after in 2 * (pairs if first is not second else pairs[:1]):
             new = memoryview(random_bytes(nbytes))
             source, target = device.filled(b"o" * nbytes), device.allocate(nbytes)
             into = bytearray(nbytes)
@@ -343,6 +343,28 @@ class OrderTests(BackendCase):
                     f"{self.name}: nothing says whether work is done, so that a synchronize which "
                     "does nothing may pass; give slow_work and is_done"
                 )
+
+    def test_synchronize_waits_for_long_work(self, device: DeviceUnderTest) -> None:
+        """It ends with the work, and not after some time: here after a second of it."""
+        self.need(device.backend, SupportsStreams)
+        mine = self.each_stream(device)[-1]
+        data, into = mine.filled(bytes(1000)), bytearray(1000)
+        new = memoryview(random_bytes(1000))
+        began = time.monotonic()
+        work = self.busy(mine)
+        mine.synchronize()
+        once = time.monotonic() - began  # no verdict: how much of it takes a second
+        queued = [self.busy(mine) for _ in range(min(50, int(1 / once) + 1))]
+        mine.upload(data, 0, new)
+        mine.download(data, 0, memoryview(into))
+        mine.synchronize()
+        done = [
+            self.is_done(device.backend, device.device_id, mine.stream, each) for each in queued
+        ]
+        assert False not in done, "synchronize returned before the work was done"
+        assert are_same(into, new)
+        mine.synchronize()
+        del work
 
     def test_the_source_may_change_after_synchronize(self, device: DeviceUnderTest) -> None:
         """Until then it may be read, and not any more."""

@@ -24,7 +24,7 @@ from dlbridge.protocol import (
     SupportsStridedCopy,
 )
 
-from .backend_base import PAGES, BackendCase, DeviceUnderTest, end_quietly, live_allocations
+from .backend_base import PAGES, BackendCase, DeviceUnderTest, catch, end_quietly, live_allocations
 from .backend_moves import PublicCase, numbers, on_host
 
 if TYPE_CHECKING:
@@ -369,12 +369,9 @@ class LostTests(BackendCase):
 
         def wait() -> None:
             came.set()
-            try:
-                device.synchronize()
-            except BaseException as exc:
-                raised.append(exc)
+            device.synchronize()
 
-        thread = threading.Thread(target=wait, daemon=True)
+        thread = threading.Thread(target=catch, args=(raised, wait), daemon=True)
         thread.start()
         assert came.wait(self.patience)
         try:

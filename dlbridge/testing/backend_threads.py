@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import dlbridge
 from dlbridge.protocol import SupportsCopy, SupportsFill, SupportsHostImport, SupportsHostView
 
-from .backend_base import PAGES, DeviceUnderTest, are_same, live_allocations, random_bytes
+from .backend_base import PAGES, DeviceUnderTest, are_same, catch, live_allocations, random_bytes
 from .backend_moves import PublicCase, numbers, on_host
 from .backend_process import is_silent
 
@@ -72,18 +73,16 @@ line of a call, and some to a line that holds a lock.
 
 def run_in_threads(work: Callable[[int], str | None]) -> None:
     """Fail for the failures of *work*, which gets its number in each of `THREADS` threads."""
-    failures: list[object] = []
+    failures: list[BaseException] = []
 
     def run(number: int) -> None:
-        try:
-            failure = work(number)
-        except BaseException as exc:
-            failures.append(exc)
-        else:
-            if failure:
-                failures.append(f"thread {number}: {failure}")
+        failure = work(number)
+        assert not failure, f"thread {number}: {failure}"
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
+    threads = [
+        threading.Thread(target=catch, args=(failures, partial(run, number)))
+        for number in range(THREADS)
+    ]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)  # a gap between two steps shows in seconds, not in hours
     try:

@@ -12,7 +12,8 @@ import time
 import pytest
 
 from dlbridge.kit import helpers
-from dlbridge.kit.helpers import Helpers, Job, cancel_all
+from dlbridge.kit.helpers import Helpers, Job
+from dlbridge.kit.resources import do_all
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_more_jobs_than_threads(threads, slow):
         threads.put(job)
     for job in reversed(jobs[-30:]):
         job.wait()
-    cancel_all(jobs)
+    do_all(lambda job: job.cancel(), jobs)
     assert into.raw[-31:-1] == bytes(range(170, 200))
     begun, ended = slow
     assert len(begun) == len(ended)
@@ -92,7 +93,7 @@ def test_what_was_cancelled_never_begins(threads, slow, monkeypatch):
     jobs = [(Opens if i == most else Job)(target, source, 3) for i in range(2 * most)]
     for job in jobs:
         threads.put(job)
-    cancel_all(jobs)
+    do_all(lambda job: job.cancel(), jobs)
     assert len(begun) == len(ended) <= most
     seen = len(begun)
     finish(threads)
@@ -155,7 +156,7 @@ def test_exceptions_of_handlers(threads):
                     for job in jobs:
                         job.wait()
                 finally:
-                    cancel_all(jobs)
+                    do_all(lambda job: job.cancel(), jobs)
                     armed.clear()
             except Struck:
                 heard += 1

@@ -17,6 +17,11 @@ from expected import backend_or_skip, expected
 from peers import peer
 
 ROOT = Path(__file__).resolve().parents[2]
+DRIVERS = str(ROOT / "tests" / "drivers")
+sys.path.append(DRIVERS)
+
+import build  # noqa: E402 - from the folder above
+
 HUNDRED = 100
 
 # device: how a script gets a stream of it; empty if it has none of its own
@@ -28,7 +33,26 @@ DEVICES = {
     "vulkan:0": "",
     "webgpu:0": "",
     "oneapi:0": "bridge.backend('oneapi').queue(0)",
+    "cuda:0": "cuda_stream()",
+    "rocm:0": "hip_stream()",
 }
+
+# Before anybody looks for a real driver: on the simulated ones.
+SIMULATED = """
+import ctypes
+import sys
+sys.path.append({drivers!r})
+import build
+build.load("cuda"), build.load("hip")
+def cuda_stream():
+    from cuda.core import Device
+    Device(0).set_current()
+    return Device(0).create_stream()
+def hip_stream():
+    stream = ctypes.c_void_p()
+    assert build.load("hip").hipStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+    return stream.value
+"""
 
 # holder: what a script keeps of the tensor `t`
 HOLDERS = {
@@ -47,7 +71,8 @@ HOLDERS = {
 WITHOUT = {
     ("cpu", "native object"),
     *((each, "stream") for each in ("cpu", "vulkan:0", "webgpu:0")),
-    *((each, "host view") for each in ("webgpu:0", "oneapi:0")),
+    *((each, "host view") for each in ("webgpu:0", "oneapi:0", "cuda:0", "rocm:0")),
+    ("rocm:0", "native object"),
 }
 
 # Intel's runtime for CPUs, where it is installed, is the device of oneAPI.
@@ -90,6 +115,11 @@ print("end")
 def usable(device: str) -> None:
     """Skip the test without the device; fail it if DLBRIDGE_EXPECT names it."""
     name, _, index = device.partition(":")
+    if name in ("cuda", "rocm"):
+        if build.compiler() is None and not expected(name):
+            pytest.skip("the simulated drivers need a C compiler")
+        build.library("cuda"), build.library("hip")  # the folder is in the environment now
+        return
     if name == "oneapi":
         if not INTEL.exists() and not expected(name):
             pytest.skip("Intel's runtime is not installed")
@@ -109,13 +139,14 @@ def exits(device: str, holder: str, times: int) -> None:
     elif "ffi" in holder:
         peer("tvm_ffi")
     expression = HOLDERS[holder].format(device=device, stream=DEVICES[device])
-    # torch aborts the process if a daemon thread is inside it (docs/safety.md).
-    work = f"t = bridge.to_device(np.arange(64.0), {device!r}); t[1:]"
+    simulated = SIMULATED.format(drivers=DRIVERS) if device in ("cuda:0", "rocm:0") else ""
+    # torch and cuda.core abort the process if a daemon thread is inside them (docs/safety.md).
+    aborts = library == "torch" or (device, holder) == ("cuda:0", "stream")
     code = SCRIPT.format(
-        imports=imports,
+        imports=simulated + imports,
         device=device,
         holder=expression,
-        work=work if library == "torch" else "make()",
+        work=f"bridge.to_device(np.arange(64.0), {device!r})[1:]" if aborts else "make()",
     )
     paths = [str(ROOT), *map(str, ROOT.glob("backends/*/")), os.environ.get("PYTHONPATH", "")]
     environment = {

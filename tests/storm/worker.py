@@ -165,7 +165,11 @@ def live() -> dict[str, int]:
     from dlbridge.core.dlpack import exports
     from dlbridge.core.interfaces import own_table
     from dlbridge.core.plugins.registry import LOADED
+    from dlbridge.kit.resources import _all
 
+    # What an exception has cut off goes back at the end of the next of its kind, or by this.
+    for resources in _all.copy():
+        resources.sweep()
     counts = {
         f"allocations of {name}": plugin.live_allocations()
         for name, plugin in LOADED.items()

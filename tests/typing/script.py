@@ -130,9 +130,32 @@ class Model:
     """A method is decorated in the same way."""
 
     @bridge.accepts("numpy")
-    def run(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return its argument."""
-        return array
+    def run(self, array: np.ndarray[Any, Any], by: float = 1.0) -> np.ndarray[Any, Any]:
+        """Return an array."""
+        return array * by
+
+    @bridge.accepts("numpy")
+    def largest(self, array: np.ndarray[Any, Any]) -> float:
+        """Return none."""
+        return float(array.max())
+
+
+@bridge.accepts("numpy")
+def weighted(
+    array: np.ndarray[Any, Any],
+    weights: np.ndarray[Any, Any] | None = None,
+    bias: float | np.ndarray[Any, Any] = 0.0,
+    *,
+    by: float = 1.0,
+) -> np.ndarray[Any, Any]:
+    """Several of its arguments are arrays."""
+    return array * (1.0 if weights is None else weights) * by + bias
+
+
+@bridge.accepts("numpy")
+def joined(*arrays: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """As many as there are."""
+    return np.concatenate(arrays)
 
 
 reveal_type(scaled(x))  # numpy.ndarray
@@ -143,6 +166,16 @@ reveal_type(scaled(array=x))  # numpy.ndarray
 reveal_type(scaled.__name__)  # str
 reveal_type(largest(t))  # float
 reveal_type(Model().run(t))  # dlbridge.Tensor
+reveal_type(Model().run(t, by=2.0))  # dlbridge.Tensor
+reveal_type(Model().run(array=x))  # numpy.ndarray
+reveal_type(Model.run(Model(), x))  # numpy.ndarray
+reveal_type(Model().largest(t))  # float
+reveal_type(Model().largest(array=x))  # float
+reveal_type(weighted(t, t))  # dlbridge.Tensor
+reveal_type(weighted(t, t, by=2.0))  # dlbridge.Tensor
+reveal_type(weighted(x, t, t))  # numpy.ndarray
+reveal_type(weighted(x, weights=x))  # numpy.ndarray
+reveal_type(joined(t, t))  # dlbridge.Tensor
 
 
 async def wait() -> None:

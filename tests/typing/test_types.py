@@ -223,6 +223,19 @@ def test_a_wrong_call_is_an_error(checker, tmp_path):
         "    return float(array.max())\n"
         "largest()\n"
         "largest(by=np.ones(3))\n"
+        "t = bridge.zeros(3)\n"
+        "scaled(t, wrong=3.0)\n"
+        "scaled(t, 'text')\n"
+        "scaled(t, 1.0, 2.0)\n"
+        "largest(t, by=3)\n"
+        "class Model:\n"
+        "    @bridge.accepts('numpy')\n"
+        "    def run(self, array: np.ndarray, by: float = 2.0) -> np.ndarray:\n"
+        "        return array * by\n"
+        "Model().run(t, wrong=3.0)\n"
+        "Model().run(t, 'text')\n"
+        "Model().run('text')\n"
+        "Model().run()\n"
         "bridge.load(3)\n"
         "bridge.load('a.npz', names=True).tolist()\n"
         "reveal_type(1)  # int\n"
@@ -232,7 +245,7 @@ def test_a_wrong_call_is_an_error(checker, tmp_path):
     text = str(told.value)
     lines = set(map(int, re.findall(r"wrong\.py:(\d+): error", text)))
     lines |= {1 + int(line) for line in re.findall(r'"start": {"line": (\d+)', text)}
-    assert lines == {2, 3, 4, 5, 9, 10, 11, 15, 16, 17, 18}, text
+    assert lines == {*(2, 3, 4, 5, 9, 10, 11, 15, 16), *range(18, 22), *range(26, 32)}, text
 
 
 # The documents ---------------------------------------------------------------------------

@@ -4,7 +4,8 @@ Only the driver API is used: it is shared by every CUDA library of the process, 
 bring a runtime of its own. NVIDIA's cuda-python finds the library and knows the numbers. The
 functions are called by ctypes, which has C write what they give into memory of ours: those of
 ``cuda.bindings`` return tuples, and a signal's exception between the call and the assignment
-loses what is in them (375 of 644 such exceptions did).
+loses what is in them (375 of 644 such exceptions did). ``cuda.core`` aborts the process when a
+daemon thread is inside it while Python ends (six of six).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ WAITS += [
     "self.synchronize",
     "self.wait_for_devices",
     "wait_for_device",
-    "cancel_all",
+    "do_all",
     "job.wait",
 ]
 DRIVER_WAITS = ["self.synchronize", "self.driver.wait_for_stream"]
@@ -86,7 +86,7 @@ SHOWN_BY = {
         "staging.Ring.record:self._driver.record_event": WAY_IN,
         "staging.Ring.wait_for_dma:self._driver.wait_for_event": WAY_IN,
         "staging.Stager._fill:ring.wait_for_dma": WAY_IN,
-        "staging.Stager._fill:cancel_all": f"{STAGING}test_no_helper_works_on_after_a_failure",
+        "staging.Stager._fill:do_all": f"{STAGING}test_no_helper_works_on_after_a_failure",
         "staging.Stager._send:ring.record": WAY_IN,
         "staging.Stager._send:job.wait": f"{STAGING}test_dmas_wait_for_the_helpers",
         "staging.Stager.to_device:self._driver.wait_for_stream": f"{STAGING}test_a_dma_that_no_event_tells_of",

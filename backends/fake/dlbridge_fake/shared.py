@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.limits import switch
-from dlbridge.kit.resources import AllocationOwner, Resources, join
+from dlbridge.kit.resources import AllocationOwner, Resources, do_all, join
 from dlbridge.protocol import PlainAllocation
 
 from .memory import FakeMemory, Memory
@@ -75,11 +76,7 @@ class SharedMemory(Memory):
     def _end(self, imported: _Import) -> bool:
         """Let the queued work have the host's bytes for the last time."""
         if imported.memory is not None:
-            try:
-                self.finish(imported.device_id, imported.stream)
-            except BaseException:  # of a signal handler: the bytes are somebody else's after this
-                self.finish(imported.device_id, imported.stream)
-                raise
+            do_all(partial(self.finish, imported.device_id), [imported.stream])
         return True
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyopencl as cl
 
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
-from dlbridge.kit.resources import AllocationOwner, Resources, recall
+from dlbridge.kit.resources import AllocationOwner, Resources, do_all, recall
 
 from . import devices, foreign, queues
 from .driver import lasting, write_buffer
@@ -78,7 +79,9 @@ def _release(memory: Memory) -> bool:
     if buffer is not None:
         if memory.in_place:
             noted = [] if memory.users is None else memory.users.queues
-            _finish_all(memory.device.number, [*noted, *queues.all_in(memory.context)])
+            every = [*noted, *queues.all_in(memory.context)]
+            # Also after a Ctrl-C: kernels may still write to the host's memory.
+            do_all(functools.partial(_finish, memory.device.number), every)
         live.pop(buffer.int_ptr, None)
         if not memory.device.thread_safe:
             _left.append(buffer)
@@ -89,19 +92,10 @@ def _release(memory: Memory) -> bool:
 _resources: Resources[Memory] = Resources(_release)
 
 
-def _finish_all(device_id: int, waiting: list[cl.CommandQueue]) -> None:
-    """Wait for every queue, also after a Ctrl-C: kernels may still write to the host's memory."""
-    interruption: BaseException | None = None
-    while waiting:
-        try:
-            queues.finish(device_id, waiting[-1])
-            waiting.pop()
-        except Error:  # a lost context has no work left
-            waiting.pop()
-        except BaseException as exc:
-            interruption = exc
-    if interruption is not None:
-        raise interruption
+def _finish(device_id: int, queue: cl.CommandQueue) -> None:
+    """Wait for the queue; a lost context has no work left."""
+    with suppress(Error):
+        queues.finish(device_id, queue)
 
 
 def live_allocations() -> int:

@@ -2,7 +2,8 @@
 
 Two HIP runtimes in one process do not know each other's streams and memory, so
 one that is loaded already (torch's wheels for ROCm bring their own) is used
-before any other is opened.
+before any other is opened. ``hip-python`` (10.0) is not used: it opened the system's beside the
+one that was loaded, and gives tuples, as ``cuda.bindings`` does.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from dlbridge.testing import BackendTests
 class VulkanTests(BackendTests):
     name = "vulkan"
     delay = None
+    refuses_writes = False  # Vulkan has no such right, and imports such memory on CPUs only
     # The validation layer looks at each of thousands of regions, and machines may be busy.
     patience = 300
 

@@ -1,11 +1,11 @@
 """The ends of a process: what the core does in a child of ``fork()``, and when Python ends.
 
-In the child, in the order of the imports:
+In the child, in the order of the imports, while the collector is off (`in_child` of the kit):
 
-1. The registry puts a stub in the place of every backend that the parent has used. Each of its
-   members raises the one error that says so (`dlbridge.core.plugins.registry`).
-2. The kit forgets what the parent's resources own (`dlbridge.kit.resources`): nothing of the
+1. The kit forgets what the parent's resources own (`dlbridge.kit.resources`): nothing of the
    parent is given back.
+2. The registry puts a stub in the place of every backend that the parent has used. Each of its
+   members raises the one error that says so (`dlbridge.core.plugins.registry`).
 3. Locks of `fork_lock` are free: a thread that held one does not exist.
 
 When Python ends, in the reverse order of the imports:
@@ -26,7 +26,6 @@ Backends have no order of their own: what a driver needs beside that is theirs.
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,14 +34,9 @@ from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
+from dlbridge.kit.resources import in_child
+
 Ending = Callable[[], Any]
-
-
-def in_child(function: Ending) -> Ending:
-    """*function*, which is called in each child of ``fork()``, where the system has that."""
-    if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(after_in_child=function)
-    return function
 
 
 def at_exit(function: Ending) -> Ending:

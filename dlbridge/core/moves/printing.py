@@ -7,7 +7,7 @@ import operator
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.subbyte import unpack_bits
 
@@ -32,9 +32,7 @@ def text_of(tensor: Tensor) -> str:
         elements = _elements(tensor)
         described = f"{tensor.dtype} {tensor.shape} on {tensor.device}"
         return f"{elements}\n{described}" if "\n" in elements else f"{elements}  {described}"
-    except Exception as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(Exception) as exc:
         return f"{tensor!r}, whose elements cannot be shown: {type(exc).__name__}: {exc}"
 
 

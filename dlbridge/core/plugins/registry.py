@@ -12,12 +12,12 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dlbridge.core.implementation_details.ends import in_child
 from dlbridge.core.implementation_details.python_api import increment_references
 from dlbridge.core.public import public, typed
 from dlbridge.core.values.devices import type_names
 from dlbridge.core.values.suggestions import did_you_mean
 from dlbridge.errors import BackendError, BackendUnavailable, DeviceError, Error
+from dlbridge.kit.resources import in_child
 
 from .contract import check_contract, type_of_name
 

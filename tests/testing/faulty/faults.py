@@ -33,6 +33,7 @@ from dlbridge.errors import (
     ExchangeError,
 )
 from dlbridge.kit.limits import pool_limit
+from dlbridge.kit.resources import recall
 from dlbridge.protocol import PlainAllocation, Span
 
 IN_CHILD = "DLBRIDGE_TEST_CHILD" in os.environ
@@ -304,7 +305,7 @@ def cut(fake, span, bits):
 
 def again(fake, data):
     """The first bytes of memory, as the driver sees them."""
-    return fake.table[data].content
+    return recall(fake.table, data).content
 
 
 # Bytes
@@ -695,7 +696,7 @@ def errors_of_the_table(fake, real, span, **write):
 def handles_of_the_other_device(fake, real, span, **write):
     """The handle is looked up, and not whose it is."""
     if span.data in fake.table and 0 <= span.device_id < 2:
-        span = span._replace(device_id=fake.table[span.data].device_id)
+        span = span._replace(device_id=recall(fake.table, span.data).device_id)
     return real(span, **write)
 
 
@@ -1180,6 +1181,14 @@ def synchronize_does_nothing(fake, real, device_id, stream):
     fake.stream(device_id, stream)
 
 
+@breaks("synchronize", "test_synchronize_waits_for_long_work", base=Late)
+def synchronize_gives_up(fake, real, device_id, stream):
+    """After half a second the wait ends, whatever is left to do."""
+    waits = threading.Thread(target=real, args=(device_id, stream), daemon=True)
+    waits.start()
+    waits.join(0.5)  # no verdict: it is the fault
+
+
 @breaks("synchronize", "test_synchronize_alone_waits", base=Late)
 def synchronize_forgets_default_stream(fake, real, device_id, stream):
     """0 counts as no stream, and so there is nothing to wait for."""
@@ -1220,6 +1229,15 @@ def wait_forgets_default_stream(fake, real, device_id, stream, on):
     fake.stream(device_id, stream), fake.stream(device_id, on)
     if stream and on:
         real(device_id, stream, on)
+
+
+@breaks("wait", "test_wait_orders_two_streams", base=Late)
+def wait_works_once(fake, real, device_id, stream, on):
+    """Two streams that have been ordered once count as ordered."""
+    ordered = vars(fake).setdefault("ordered", set())
+    if (stream, on) not in ordered:
+        real(device_id, stream, on)
+    ordered.add((stream, on))
 
 
 @breaks("wait", "test_wait_for_work_that_runs", base=Late)
@@ -1670,6 +1688,12 @@ def imports_are_written_back(fake, real, imported):
     return real(imported)
 
 
+@breaks("import_host", "test_read_only_import_is_not_written", base=Shared)
+def imports_to_be_written(fake, real, device_id, address, nbytes, readonly, stream):
+    """What is imported to be read only can be written."""
+    return real(device_id, address, nbytes, False, stream)
+
+
 @breaks("import_host", "test_host_import", base=Shared)
 def import_is_a_copy(fake, real, device_id, address, nbytes, readonly, stream):
     """The device uses a copy of the host's memory."""
@@ -1728,6 +1752,20 @@ def content_on_every_device(fake, real, device_id, nbytes, alignment, stream, co
 def trim_does_nothing(fake, real, device_id):
     """`trim` is ``pass``."""
     fake.check_device(device_id)
+
+
+@breaks("trim", "test_trim_gives_memory_back", base=Pooled)
+def trims_the_first_device(fake, real, device_id):
+    """The memory of device 0 is given back, whatever the device."""
+    fake.check_device(device_id)
+    real(0)
+
+
+@breaks("trim", "test_trim_gives_memory_back", base=Pooled)
+def trims_the_first_device_too(fake, real, device_id):
+    """The same, and what was asked for as well."""
+    real(device_id)
+    real(0)
 
 
 @breaks("trim", "test_trim_keeps_what_is_in_use", base=Pooled)
@@ -1798,6 +1836,12 @@ def exports_a_copy(fake, real, device_id, memory, stream):
 def imports_without_the_offset(fake, real, device_id, memory, stream):
     """What is opened begins where the file does."""
     return real(device_id, memory._replace(offset=0), stream)
+
+
+@breaks("import_memory", "test_exported_memory_is_one_memory", base=Exporting)
+def imports_on_the_first_device(fake, real, device_id, memory, stream):
+    """What is opened is always memory of device 0."""
+    return real(0, memory, stream)
 
 
 @breaks("import_memory", "test_exported_memory_lives_until_its_last_use", base=Exporting)

@@ -23,6 +23,7 @@ class TestFaulty(BackendTests):
     allocations = 400
     patience = FAULT.patience
     child_setup = "import os; os.environ['DLBRIDGE_TEST_CHILD'] = '1'"
+    refuses_writes = name == "faulty"
     unknown_stream = 0x7FF0_DEAD_BEE8_0000 if name == "faulty" else None
     without_driver = {"DLBRIDGE_TEST_MISSING": "1"} if name == "faulty" else None
 
