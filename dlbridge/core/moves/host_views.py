@@ -1,26 +1,38 @@
-"""Host views: a device's memory as CPU memory, without a copy."""
+"""What the host sees of a tensor: a device's memory without a copy; the elements as text."""
 
 from __future__ import annotations
 
+import math
+import operator
 import sys
 import threading
+from itertools import product
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import NumpyTensor, expire_host_view
 from dlbridge.core.tensor.memory import open_views
 from dlbridge.core.tensor.metadata import carrier_of, describe, release_shared
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values.devices import CPU
+from dlbridge.core.values.dtypes import DType
+from dlbridge.core.values.subbyte import unpack_bits
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import remember
 
 from .plans import plan_move, why_no_host_view
-from .transfer import run
+from .transfer import run, to_compact_host
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
     from dlbridge.core.tensor.memory import Memory
     from dlbridge.core.tensor.tensor import Tensor
+
+    Array = np.ndarray[Any, Any]
 
 
 _HOW = "write `with t.host_view() as h:`, and in the block h is the tensor, as in h.numpy()"
@@ -146,3 +158,120 @@ def shared_on_host(tensor: Tensor) -> Tensor | None:
 def _on_host(tensor: Tensor) -> Tensor:
     operand = operand_of(tensor)
     return run(plan_move(operand, CPU, False), tensor, operand)
+
+
+# The elements as text ---------------------------------------------------------------
+
+
+def text_of(tensor: Tensor) -> str:
+    """What ``print(tensor)`` shows: the elements and their type, or why they cannot be had.
+
+    It does not fail: somebody prints a tensor to learn what is wrong.
+    """
+    try:
+        elements = _elements(tensor)
+        described = f"{tensor.dtype} {tensor.shape} on {tensor.device}"
+        return f"{elements}\n{described}" if "\n" in elements else f"{elements}  {described}"
+    except Exception as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
+        return f"{tensor!r}, whose elements cannot be shown: {type(exc).__name__}: {exc}"
+
+
+def _elements(tensor: Tensor) -> str:
+    import numpy as np
+
+    options: dict[str, Any] = dict(np.get_printoptions())
+    threshold, edge = options["threshold"], options["edgeitems"]
+    least = max(edge, 1)  # numpy shows the last element also where edgeitems is 0
+    corner_of = _corner
+    if tensor.dtype.is_subbyte and not tensor.is_padded:
+        corner_of = _packed_corner
+        # They are read row by row: where that is many rows, to read all elements costs less.
+        threshold *= _count_rows(tensor, least)
+        if not tensor.ndim or not tensor.is_contiguous():
+            return str(_host_elements(tensor))
+    if tensor.size <= threshold:
+        return str(_host_elements(tensor))
+    summary = _summary(tensor, least, corner_of)
+    return np.array2string(summary, threshold=0, edgeitems=edge)
+
+
+def _summary(
+    tensor: Tensor, edge: int, corner_of: Callable[[Tensor, tuple[slice, ...]], Array]
+) -> Array:
+    """The first and last *edge* elements along each axis, and one more in the middle.
+
+    The one in the middle makes the axis long enough for numpy to leave it out, and shows
+    that it did: no element of the tensor stands there.
+    """
+    import numpy as np
+
+    parts = [
+        [((0, edge), (0, edge)), ((extent - edge, extent), (edge + 1, 2 * edge + 1))]
+        if extent > 2 * edge
+        else [((0, extent), (0, extent))]
+        for extent in tensor.shape
+    ]
+    shape = [axis[-1][1][1] for axis in parts]
+    shown: Array | None = None
+    for corner in product(*parts):
+        values = corner_of(tensor, tuple([slice(*taken) for taken, _ in corner]))
+        if shown is None:
+            tail = values.shape[tensor.ndim :]  # the lanes
+            shown = np.zeros((*shape, *tail), values.dtype)
+        shown[tuple([slice(*place) for _, place in corner])] = values
+    assert shown is not None  # product() gives one corner at least
+    return shown
+
+
+def _corner(tensor: Tensor, corner: tuple[slice, ...]) -> Array:
+    """The elements at *corner*, as a view that is copied."""
+    return _host_elements(tensor[corner])
+
+
+def _packed_corner(tensor: Tensor, corner: tuple[slice, ...]) -> Array:
+    """The elements at *corner* of compact packed elements, of which a row may begin at any bit.
+
+    Each row is read from the whole byte before its first element.
+    """
+    import numpy as np
+
+    flat = tensor.reshape(-1)
+    whole = 8 // math.gcd(tensor.dtype.bits * tensor.dtype.lanes, 8)  # elements in whole bytes
+    extents = [part.stop - part.start for part in corner]
+    rows = []
+    for index in product(*(range(part.start, part.stop) for part in corner[:-1])):
+        first = corner[-1].start + sum(map(operator.mul, index, tensor.strides[:-1]))
+        begin = first - first % whole
+        rows.append(_host_elements(flat[begin : first + extents[-1]])[first - begin :])
+    corner_array: Array = np.stack(rows).reshape(*extents, *rows[0].shape[1:])
+    return corner_array
+
+
+def _count_rows(tensor: Tensor, edge: int) -> int:
+    """How many rows `_packed_corner` reads for all corners."""
+    rows = math.prod(min(extent, 2 * edge) for extent in tensor.shape[:-1])
+    return 2 * rows
+
+
+def _host_elements(tensor: Tensor) -> Array:
+    """The elements as an array of numpy; the lanes of vectors as one more dimension."""
+    host = to_compact_host(tensor)
+    dtype = host.dtype
+    if dtype.lanes == 1 and (host.is_padded or not dtype.is_subbyte):
+        return host.numpy()
+    import numpy as np
+
+    shape = (*host.shape, dtype.lanes) if dtype.lanes > 1 else host.shape
+    lane = DType.of(dtype.code, dtype.bits, 1)
+    raw = host.tobytes()
+    if dtype.bits < 8 and not host.is_padded:  # also int4x2, which is whole bytes
+        codes = unpack_bits(raw, dtype, host.size)
+        if dtype.code == 0:  # kDLInt: bring the sign, the highest bit of the code, to its place
+            signed = (codes << (8 - dtype.bits)).astype("u1").view("i1") >> (8 - dtype.bits)
+            return signed.reshape(shape)
+        if dtype.code == 1:
+            return codes.reshape(shape)
+        return codes.view(lane.numpy).reshape(shape)
+    return np.frombuffer(raw, lane.numpy).reshape(shape)

@@ -143,7 +143,7 @@ def test_an_interrupt_passes():
     run_script(
         """
         import signal, numpy as np, dlbridge as bridge
-        from dlbridge.core.moves import printing
+        from dlbridge.core.moves import host_views
 
         def interrupted(tensor):
             signal.raise_signal(signal.SIGINT)
