@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import operator
 import sys
 import threading
 from itertools import product
@@ -25,8 +23,6 @@ from .plans import plan_move, why_no_host_view
 from .transfer import run, to_compact_host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
 
     from dlbridge.core.tensor.memory import Memory
@@ -182,24 +178,23 @@ def _elements(tensor: Tensor) -> str:
     import numpy as np
 
     options: dict[str, Any] = dict(np.get_printoptions())
-    threshold, edge = options["threshold"], options["edgeitems"]
-    least = max(edge, 1)  # numpy shows the last element also where edgeitems is 0
-    corner_of = _corner
-    if tensor.dtype.is_subbyte and not tensor.is_padded:
-        corner_of = _packed_corner
-        # They are read row by row: where that is many rows, to read all elements costs less.
-        threshold *= _count_rows(tensor, least)
-        if not tensor.ndim or not tensor.is_contiguous():
-            return str(_host_elements(tensor))
-    if tensor.size <= threshold:
+    packed = tensor.dtype.is_subbyte and not tensor.is_padded
+    if packed and tensor.nbytes > _UNPACKED:
+        raise ExchangeError(
+            f"{tensor.dtype} elements are packed, and at most {_UNPACKED} bytes of them are "
+            "unpacked for that; print a part, t.reshape(-1)[:1000]"
+        )
+    if packed or tensor.size <= options["threshold"]:
         return str(_host_elements(tensor))
-    summary = _summary(tensor, least, corner_of)
-    return np.array2string(summary, threshold=0, edgeitems=edge)
+    edge = options["edgeitems"]
+    # numpy shows the last element also where edgeitems is 0
+    return np.array2string(_summary(tensor, max(edge, 1)), threshold=0, edgeitems=edge)
 
 
-def _summary(
-    tensor: Tensor, edge: int, corner_of: Callable[[Tensor, tuple[slice, ...]], Array]
-) -> Array:
+_UNPACKED = 1 << 20
+
+
+def _summary(tensor: Tensor, edge: int) -> Array:
     """The first and last *edge* elements along each axis, and one more in the middle.
 
     The one in the middle makes the axis long enough for numpy to leave it out, and shows
@@ -216,43 +211,13 @@ def _summary(
     shape = [axis[-1][1][1] for axis in parts]
     shown: Array | None = None
     for corner in product(*parts):
-        values = corner_of(tensor, tuple([slice(*taken) for taken, _ in corner]))
+        values = _host_elements(tensor[tuple([slice(*taken) for taken, _ in corner])])
         if shown is None:
             tail = values.shape[tensor.ndim :]  # the lanes
             shown = np.zeros((*shape, *tail), values.dtype)
         shown[tuple([slice(*place) for _, place in corner])] = values
     assert shown is not None  # product() gives one corner at least
     return shown
-
-
-def _corner(tensor: Tensor, corner: tuple[slice, ...]) -> Array:
-    """The elements at *corner*, as a view that is copied."""
-    return _host_elements(tensor[corner])
-
-
-def _packed_corner(tensor: Tensor, corner: tuple[slice, ...]) -> Array:
-    """The elements at *corner* of compact packed elements, of which a row may begin at any bit.
-
-    Each row is read from the whole byte before its first element.
-    """
-    import numpy as np
-
-    flat = tensor.reshape(-1)
-    whole = 8 // math.gcd(tensor.dtype.bits * tensor.dtype.lanes, 8)  # elements in whole bytes
-    extents = [part.stop - part.start for part in corner]
-    rows = []
-    for index in product(*(range(part.start, part.stop) for part in corner[:-1])):
-        first = corner[-1].start + sum(map(operator.mul, index, tensor.strides[:-1]))
-        begin = first - first % whole
-        rows.append(_host_elements(flat[begin : first + extents[-1]])[first - begin :])
-    corner_array: Array = np.stack(rows).reshape(*extents, *rows[0].shape[1:])
-    return corner_array
-
-
-def _count_rows(tensor: Tensor, edge: int) -> int:
-    """How many rows `_packed_corner` reads for all corners."""
-    rows = math.prod(min(extent, 2 * edge) for extent in tensor.shape[:-1])
-    return 2 * rows
 
 
 def _host_elements(tensor: Tensor) -> Array:

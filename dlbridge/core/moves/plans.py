@@ -204,7 +204,8 @@ def plan_move(operand: Operand, target: Device, copy: bool | None, origin: str =
     """
     if copy is not None:
         check_copy(copy)
-    plan = _plan_for(operand, target, copy, origin)
+    what = operand.dtype, operand.shape, origin, operand.device, target
+    plan = Plan(*what, may_copy=copy is not False)
     _plan_steps(plan, operand, "copy=True was asked for" if copy is True else "")
     if not operand.contiguous and operand.dtype.is_subbyte and not operand.padded and plan.copies:
         require_compact(operand)  # before a driver is called
@@ -216,12 +217,6 @@ def plan_move(operand: Operand, target: Device, copy: bool | None, origin: str =
                     f"{bytes_text(step.nbytes)}: {step.reason}; pass copy=None to allow it"
                 )
     return plan
-
-
-def _plan_for(operand: Operand, target: Device, copy: bool | None, origin: str = "") -> Plan:
-    """A plan without steps."""
-    what = operand.dtype, operand.shape, origin, operand.device, target
-    return Plan(*what, may_copy=copy is not False)
 
 
 def _plan_steps(plan: Plan, operand: Operand, forced: str) -> None:
@@ -244,10 +239,10 @@ def _plan_steps(plan: Plan, operand: Operand, forced: str) -> None:
 
 def plan_by_library(operand: Operand, target: Device, copy: bool | None) -> Plan:
     """The plan for a tensor of a device that only its own library can read."""
-    plan = _plan_for(operand, target, copy)
-    nbytes = 0 if copy is False else operand.nbytes
-    reason = f"no backend here serves {operand.device}; the library of the array is asked"
-    plan.add("by library", operand.device, target, nbytes, reason)
+    here, nbytes = operand.device, 0 if copy is False else operand.nbytes
+    plan = Plan(operand.dtype, operand.shape, "", here, target, may_copy=copy is not False)
+    reason = f"no backend here serves {here}; the library of the array is asked"
+    plan.add("by library", here, target, nbytes, reason)
     return plan
 
 

@@ -21,7 +21,7 @@ from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.tensor.array_tensor import make_tensor
-from dlbridge.core.tensor.memory import Memory, access, host_access, view_memory
+from dlbridge.core.tensor.memory import Memory, access, host_access
 from dlbridge.core.tensor.operand import host_array, operand_of, operand_of_new
 from dlbridge.core.tensor.tensor import TRACES
 from dlbridge.core.values.devices import CPU, Device
@@ -268,7 +268,9 @@ def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -
     stream = access(viewed, viewing=True)
     low, nbytes = operand.span()
     start, writable = operand.byte_offset + low, not operand.readonly
-    memory = view_memory(plugin, viewed, stream, target, start, nbytes, writable)
+    memory = Memory(target, 0, f"host view of {operand.device}", viewed)
+    span = Span(operand.device.index, operand.data, start, nbytes)
+    memory.take(None, "host_view", plugin.host_view, span, writable, stream)
     return _same_layout(operand, memory, -low)
 
 

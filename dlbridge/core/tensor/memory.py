@@ -15,7 +15,6 @@ from dlbridge.core.values.dtypes import DType, fill_numpy_dtypes
 from dlbridge.core.values.layout import MAX_NBYTES, compact_strides
 from dlbridge.errors import BackendError, ExchangeError
 from dlbridge.kit.resources import Owner, join
-from dlbridge.protocol import Span
 
 if TYPE_CHECKING:
     import weakref
@@ -77,14 +76,15 @@ class Memory:
 
     def take(
         self,
-        use: StreamUse,
+        use: StreamUse | None,
         member: str,
         function: Callable[..., Allocation] | None,
         *arguments: Any,
     ) -> int:
         """Take what *function* gives, the *member* of the backend; its offset in bytes.
 
-        Whatever is raised, it ends with the last reference to it.
+        Whatever is raised, it ends with the last reference to it. *use* is None for a host view,
+        whose *owner* is the memory that is viewed.
         """
         assert function is not None  # the plan has asked for the capability
         allocation = function(*arguments)
@@ -93,11 +93,13 @@ class Memory:
         except AttributeError:
             data = offset = None  # type: ignore[assignment]
         if type(data) is not int or not 0 < data < 1 << 64 or type(offset) is not int:
-            raise _no_allocation(self.device, member, allocation)
+            owner = self.owner
+            device = owner.device if isinstance(owner, Memory) else self.device
+            raise _no_allocation(device, member, allocation)
         self.data = data
         self.allocation = allocation
         self.last_use = use
-        if use.memories is not None:
+        if use is not None and use.memories is not None:
             join(use.memories, self)
         return offset
 
@@ -109,27 +111,6 @@ class Memory:
 
     def __del__(self) -> None:
         """Nothing. A handler's exception that waits is raised here, and not in `Owner.__del__`."""
-
-
-def view_memory(
-    plugin: Plugin,
-    viewed: Memory,
-    stream: int,
-    host: Device,
-    offset: int,
-    nbytes: int,
-    writable: bool,
-) -> Memory:
-    """*nbytes* bytes of a device's memory from *offset* on, for the host, until it dies."""
-    assert plugin.host_view is not None  # the plan has asked for the capability
-    span = Span(viewed.device.index, viewed.data, offset, nbytes)
-    view = plugin.host_view(span, writable, stream)
-    data = getattr(view, "data", None)
-    if type(data) is not int or not 0 < data < 1 << 64:
-        raise _no_allocation(viewed.device, "host_view", view)
-    memory = Memory(host, data, f"host view of {viewed.device}", viewed)
-    memory.allocation = view
-    return memory
 
 
 def _no_allocation(device: Device, member: str, result: object) -> BackendError:

@@ -430,17 +430,10 @@ class Tensor(TensorMetadata):
         return reduce(self, operator.index(protocol))
 
     @staticmethod
-    def _unpickle(
-        raw: Any,
-        dtype: str,
-        shape: tuple[int, ...],
-        device: str,
-        flags: int,
-        owned: bool = False,
-    ) -> Tensor:
+    def _unpickle(*described: Any) -> Tensor:
         from dlbridge.core.processes.shared_tensors import unpickle
 
-        return unpickle(raw, dtype, shape, device, flags, owned)
+        return unpickle(*described)
 
     def __dask_tokenize__(self) -> Hashable:
         """Return what Dask names equal tensors by."""
