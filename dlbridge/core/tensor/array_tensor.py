@@ -331,6 +331,8 @@ def expirer(what: str, reason: str) -> Callable[[Tensor], None]:
         "__slots__": (),
         "__getattr__": refuse,
         "__repr__": lambda self: f"dlbridge.Tensor({what} that has expired)",
+        # It does not look at the memory of a tensor that is there already.
+        "to_device": lambda self, *_, **__: refuse(self, "to_device"),
         # No exchange table: a consumer cannot understand what raises in one.
         **dict.fromkeys(NAMES),
     }
@@ -368,9 +370,10 @@ def view_resized(old: Tensor, new: DType) -> Tensor:
     new_bits = new.bits * new.lanes
     shape = _shape(old, new, bits, new_bits)
     strides = _strides(old, new, bits, new_bits)
-    if old.size:
-        _check_alignment(old, new)
     memory, offset = old._memory, old._byte_offset
+    if old.size:
+        start = offset + memory.data if memory.device.is_address else offset
+        _check_alignment(old, new, start)
     array = carrier(memory, offset, new, shape, strides, old.readonly, carrier_of(old))
     return build(array, memory, new, offset, old._flags & ~FLAG_SUBBYTE_PADDED)
 
@@ -427,14 +430,13 @@ def _strides(old: Tensor, new: DType, bits: int, new_bits: int) -> tuple[int, ..
     return tuple(reversed(strides))
 
 
-def _check_alignment(old: Tensor, new: DType) -> None:
+def _check_alignment(old: Tensor, new: DType, start: int) -> None:
     """ExchangeError if elements would begin where kernels and other libraries fault on them.
 
     A complex number is aligned as its parts, a vector as one lane.
     """
     lane = new.itemsize if new.lanes == 1 else new.bits // 8
     alignment = lane // 2 if new.code == DLDataTypeCode.kDLComplex else lane
-    start = old._byte_offset + (old._memory.data if old.device.is_address else 0)
     if alignment > 1 and start % alignment:
         raise ExchangeError(
             f"{_view(old, new)}: {with_article(str(new))} must begin at a multiple of "

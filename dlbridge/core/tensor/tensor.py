@@ -605,10 +605,9 @@ class Tensor(TensorMetadata):
         """
         if stream is None and copy is None and like is None and not TRACES:
             here = self.device
-            there = device is here or (
+            if device is here or (
                 type(device) is str and device in FOUND and FOUND[device] is here
-            )
-            if there and self._array is not None:  # it has not expired
+            ):
                 return self
         from dlbridge.core.api import to_device
 
