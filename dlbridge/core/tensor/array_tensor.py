@@ -368,20 +368,23 @@ def view_resized(old: Tensor, new: DType) -> Tensor:
     """
     bits = _element_bits(old, new)
     new_bits = new.bits * new.lanes
+    array = carrier_of(old)
+    flags = array.flags
     shape = _shape(old, new, bits, new_bits)
-    strides = _strides(old, new, bits, new_bits)
+    strides = None if flags.c_contiguous else _strides(old, new, bits, new_bits)
     memory, offset = old._memory, old._byte_offset
     if old.size:
         start = offset + memory.data if memory.device.is_address else offset
         _check_alignment(old, new, start)
-    array = carrier(memory, offset, new, shape, strides, old.readonly, carrier_of(old))
-    return build(array, memory, new, offset, old._flags & ~FLAG_SUBBYTE_PADDED)
+    resized = carrier(memory, offset, new, shape, strides, not flags.writeable, array)
+    return build(resized, memory, new, offset, old._flags & ~FLAG_SUBBYTE_PADDED)
 
 
 def _element_bits(old: Tensor, new: DType) -> int:
     """The bits that an element of *old* takes in memory."""
-    if not (old.is_padded and old.dtype.is_subbyte):
-        return old.dtype.bits * old.dtype.lanes
+    dtype = old.dtype
+    if not (old.is_padded and dtype.is_subbyte):
+        return dtype.bits * dtype.lanes
     if new.is_subbyte:
         raise ExchangeError(
             f"{_view(old, new)}: each {old.dtype} of this tensor takes a byte (it is padded), and "
@@ -407,10 +410,8 @@ def _shape(old: Tensor, new: DType, bits: int, new_bits: int) -> tuple[int, ...]
     return (*outer, last * bits // new_bits)
 
 
-def _strides(old: Tensor, new: DType, bits: int, new_bits: int) -> tuple[int, ...] | None:
-    """The strides in elements of *new*; None for compact memory."""
-    if old.is_contiguous():
-        return None
+def _strides(old: Tensor, new: DType, bits: int, new_bits: int) -> tuple[int, ...]:
+    """The strides in elements of *new*, of memory with gaps."""
     copied = "make a compact copy first: to_device(t, t.device, copy=True)"
     *outer, step = old.strides
     if old.shape[-1] > 1 and step != 1:
