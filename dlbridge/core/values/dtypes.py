@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 from dlbridge.core.public import OpenEnum, Value, public
 from dlbridge.errors import ExchangeError
 
-from .suggestions import did_you_mean, with_article
+from .suggestions import DTYPE_NAMES, Absent, WithAbsentNames, did_you_mean, with_article
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
 
     from dlbridge.typing import DTypeLike
@@ -115,7 +117,7 @@ _SCALABLE = 0x8000
 
 
 @public
-class DType(Value):
+class DType(Value, metaclass=WithAbsentNames):
     """The type of one element: DLDataType (``dlpack.h`` 1.3). An immutable value.
 
     Equal types are one object. ``==`` also compares with everything that
@@ -217,6 +219,10 @@ class DType(Value):
     else:
         __hash__ = object.__hash__
 
+    def __dir__(self) -> Iterable[str]:
+        """Return the names that are there."""
+        return [name for name in super().__dir__() if name not in DTYPE_NAMES]
+
     def __str__(self) -> str:
         return self.name
 
@@ -275,6 +281,9 @@ class DType(Value):
         """The same as `numpy`, under the name that ``numpy.dtype(t.dtype)`` looks for."""
         return self.numpy
 
+
+for _foreign, _instead in DTYPE_NAMES.items():
+    setattr(DType, _foreign, Absent(_foreign, _instead))
 
 _interned: dict[tuple[int, int, int], DType] = {}
 NUMPY_DTYPES: dict[Any, DType] = {}

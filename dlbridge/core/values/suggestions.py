@@ -80,6 +80,19 @@ PACKAGE_NAMES = _by_name(
 }
 """A name that other packages have -> what to write with dlbridge."""
 
+_NUMPYS = (
+    "it is no {} of numpy; for a function that wants an array of numpy, pass numpy.asarray(t), "
+    "which shares the memory of a tensor on the CPU"
+).format
+
+DTYPE_NAMES = _by_name(
+    {
+        _NUMPYS("dtype"): "kind byteorder char str num names fields subdtype isbuiltin "
+        "hasobject isnative type"
+    }
+)
+"""A name that numpy's dtypes have -> what to write with ours."""
+
 _REDUCTIONS = "sum mean max min prod std var argmax argmin any all cumsum round"
 
 TENSOR_NAMES = _by_name(
@@ -103,9 +116,7 @@ TENSOR_NAMES = _by_name(
         "write t.reshape(shape), or t[None]": "unsqueeze",
         "t.transpose(axis, ...) puts the dimensions in another order": "permute swapaxes",
         "write t.ndim": "dim",
-        "it is no array of numpy; for a function that wants an array of numpy, pass "
-        "numpy.asarray(t), which shares the memory of a tensor on the CPU": "flags "
-        "ctypes base flat",
+        _NUMPYS("array"): "flags ctypes base flat",
     }
 ) | {
     name: "a Tensor does not compute: take an array of a library that does, such as "
