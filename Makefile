@@ -45,7 +45,7 @@ $(VENV)/.base: pyproject.toml $(wildcard backends/*/pyproject.toml)
 	$(PYTHON) -m venv $(VENV)
 	@# The build requirements once, not in an environment for each distribution: 25 s instead of 35.
 	$(BIN)/pip install -q -U pip hatchling editables
-	$(BIN)/pip install -q --no-build-isolation -e '.[tqdm,pillow,matplotlib,ml_dtypes]' $(foreach name,$(BACKENDS),$(if $(wildcard backends/$(name)/pyproject.toml),-e backends/$(name)))
+	$(BIN)/pip install -q --no-build-isolation -e '.[pillow,matplotlib,ml_dtypes]' $(foreach name,$(BACKENDS),$(if $(wildcard backends/$(name)/pyproject.toml),-e backends/$(name)))
 	$(BIN)/python tests/opencl_driver.py
 	@touch $@
 

@@ -40,13 +40,14 @@ if TYPE_CHECKING:
         full_like as full_like,
         ones as ones,
         ones_like as ones_like,
+        share as share,
         zeros as zeros,
         zeros_like as zeros_like,
     )
     from .core.files.loading import TensorFile as TensorFile, load as load
     from .core.files.saving import save as save
     from .core.interfaces.anything import device_of as device_of
-    from .core.interfaces.cuda_array_interface import (
+    from .core.interfaces.array_interfaces import (
         from_cuda_array_interface as from_cuda_array_interface,
     )
     from .core.interfaces.exporter import Exporter as Exporter
@@ -63,8 +64,7 @@ if TYPE_CHECKING:
         synchronize as synchronize,
         use_stream as use_stream,
     )
-    from .core.processes.pickles import unpickle_to as unpickle_to
-    from .core.sharing import share as share
+    from .core.processes.shared_tensors import unpickle_to as unpickle_to
     from .core.tensor.operand import Operand as Operand
     from .core.tensor.tensor import Tensor as Tensor
     from .core.values.devices import Device as Device, DLDeviceType as DLDeviceType
@@ -89,21 +89,20 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "core.accepting": "accepts",
     "core.api": "asarray copy_ explain from_dlpack plan to_device",
-    "core.creation": "empty empty_like full full_like ones ones_like zeros zeros_like",
+    "core.creation": "empty empty_like full full_like ones ones_like share zeros zeros_like",
     "core.blobs": "from_blob",
     "core.casts": "astype",
     "core.files.loading": "TensorFile load",
     "core.files.saving": "save",
-    "core.interfaces.cuda_array_interface": "from_cuda_array_interface",
+    "core.interfaces.array_interfaces": "from_cuda_array_interface",
     "core.interfaces.anything": "device_of",
     "core.interfaces.exporter": "Exporter",
     "core.moves.host_views": "HostView",
     "core.moves.plans": "Plan Step Trace trace",
-    "core.processes.pickles": "unpickle_to",
+    "core.processes.shared_tensors": "unpickle_to",
     "core.plugins.lookup": "device devices trim",
     "core.plugins.registry": "backend backends register_backend",
     "core.plugins.streams": "current_stream synchronize use_stream",
-    "core.sharing": "share",
     "core.tensor.operand": "Operand",
     "core.tensor.tensor": "Tensor",
     "core.values.devices": "DLDeviceType Device",

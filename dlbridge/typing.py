@@ -223,7 +223,6 @@ class ToDeviceOptions(MoveOptions, total=False):
     """The keywords of `dlbridge.to_device` beside ``like``."""
 
     progress: ProgressLike
-    alignment: int | None
 
 
 _P = ParamSpec("_P")

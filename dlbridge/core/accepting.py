@@ -14,8 +14,7 @@ from dlbridge.core.interfaces.anything import device_of, import_anything
 from dlbridge.core.libraries.library import Library, is_array_of
 from dlbridge.core.libraries.lookup import find_library, is_known, library_of
 from dlbridge.core.plugins.lookup import find_device
-from dlbridge.core.plugins.records import plugin_named
-from dlbridge.core.plugins.registry import LOADED, backend, backends, packages_of
+from dlbridge.core.plugins.registry import LOADED, backend, backends, packages_of, plugin_named
 from dlbridge.core.public import public
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU, Device

@@ -12,7 +12,7 @@ from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of
 from dlbridge.core.moves.copies import copy_elements
 from dlbridge.core.moves.progress import reporter
-from dlbridge.core.moves.transfer import check_alignment, move
+from dlbridge.core.moves.transfer import move
 from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.public import public
 from dlbridge.core.routes import ITSELF, ROUTES, Move, at_its_place, find_route
@@ -360,7 +360,6 @@ def to_device(
     stream: StreamLike | None = None,
     like: Any = None,
     progress: ProgressLike = None,
-    alignment: int | None = None,
 ) -> Any:
     """Return any library's tensor on *device*: as a Tensor, or as an array of the library *like*.
 
@@ -382,12 +381,8 @@ def to_device(
         an object of its ecosystem. None: a `Tensor`.
     progress : bool or callable, optional
         Called with ``(done, total)`` bytes after each 64 MiB; True shows a bar on a
-        terminal for 256 MiB and more: of tqdm or rich if one is installed, otherwise a
-        plain one. Ctrl-C ends a long copy between such pieces; without this, after 256 MiB.
-    alignment : int, optional
-        In bytes, a power of two. Memory at another address, or at another offset in
-        the memory of a handle, is copied. An array of *like* that has a copy of its own
-        is aligned as its library does it.
+        terminal and in a notebook for 256 MiB and more. Ctrl-C ends a long copy between
+        such pieces; without this, after 256 MiB.
 
     Returns
     -------
@@ -403,8 +398,7 @@ def to_device(
     TypeError
         If *x* is not accepted by `asarray`, or another argument has the wrong type.
     ValueError
-        If no device has such a name, or the device has no such stream; if *alignment*
-        is not a power of two up to 1 GiB.
+        If no device has such a name, or the device has no such stream.
     BackendUnavailable
         If no backend here serves *device*.
     DeviceMemoryError
@@ -425,7 +419,7 @@ def to_device(
         route = ROUTES[type(x), device, like]
     except (KeyError, TypeError):  # TypeError: an array, as like=, has no hash
         route = find_route(x, device, like)
-    if copy is None and stream is None and progress is None and alignment is None and not TRACES:
+    if copy is None and stream is None and progress is None and not TRACES:
         direct = route.direct
         if direct is ITSELF:
             return x
@@ -433,9 +427,8 @@ def to_device(
             result = direct(x)
             if result is not None:
                 return result
-    wanted = 1 if alignment is None else check_alignment(alignment)
     tensor = at_its_place(x, route.importer, copy, device)
-    move = Move(x, tensor, route.target, copy, wanted, route.conversion)
+    move = Move(x, tensor, route.target, copy, route.conversion)
     return move.run(stream, progress)
 
 
@@ -456,13 +449,12 @@ def plan(
     *,
     copy: bool | None = None,
     like: Any = None,
-    alignment: int | None = None,
 ) -> Plan:
     """Return the plan of `to_device` with the same arguments; nothing is moved.
 
     Parameters
     ----------
-    x, device, copy, like, alignment
+    x, device, copy, like
         As in `to_device`.
 
     Returns
@@ -495,13 +487,12 @@ def plan(
             "planning would consume the capsule: import it first "
             "(t = dlbridge.from_dlpack(capsule)) and plan t"
         )
-    wanted = 1 if alignment is None else check_alignment(alignment)
     try:
         route = ROUTES[type(x), device, like]
     except (KeyError, TypeError):
         route = find_route(x, device, like)
     tensor = at_its_place(x, route.importer, copy, device)
-    return Move(x, tensor, route.target, copy, wanted, route.conversion).explained()
+    return Move(x, tensor, route.target, copy, route.conversion).explained()
 
 
 @public
@@ -511,13 +502,12 @@ def explain(
     *,
     copy: bool | None = None,
     like: Any = None,
-    alignment: int | None = None,
 ) -> str:
     """Return the steps that would bring *x* to *device*, the bytes copied, and why, as text.
 
     Parameters
     ----------
-    x, device, copy, like, alignment
+    x, device, copy, like
         As in `to_device`.
 
     Returns
@@ -536,7 +526,7 @@ def explain(
     float64 (8,) from numpy.ndarray: cpu:0 -> cpu:0, 64 bytes copied
       1. copy: cpu:0 -> cpu:0, 64 bytes copied: copy=True was asked for
     """
-    return str(plan(x, device, copy=copy, like=like, alignment=alignment))
+    return str(plan(x, device, copy=copy, like=like))
 
 
 @public

@@ -25,9 +25,8 @@ from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.plugins.streams import current_use, wait
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_plain
-from dlbridge.core.tensor.carriers import carrier
 from dlbridge.core.tensor.exchange import bind
-from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.tensor.memory import Memory, carrier
 from dlbridge.core.values.devices import CPU, Device, DLDeviceType
 from dlbridge.core.values.layout import reach, why_impossible
 from dlbridge.core.values.suggestions import with_article

@@ -26,9 +26,9 @@ from dlbridge.core.moves.plans import Step, is_recording, plan_by_library, plan_
 from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.transfer import STEPS, allocate_with, run
 from dlbridge.core.plugins.lookup import find_device, plugin_of
-from dlbridge.core.plugins.streams import stream_block
+from dlbridge.core.plugins.streams import use_stream
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, wrap_array
-from dlbridge.core.tensor.carriers import NATIVE_DTYPES
+from dlbridge.core.tensor.memory import NATIVE_DTYPES
 from dlbridge.core.tensor.metadata import carrier_of
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import TRACES, Tensor
@@ -182,9 +182,9 @@ def _upload(cls: type, importer: Function | None, target: Device) -> Function:
             tensor = wrap_array(array[...])
         operand = operand_of(tensor)
         if copied:
-            return STEPS["upload"](tensor, operand, target, None, 1)[0]
+            return STEPS["upload"](tensor, operand, target, None)[0]
         try:
-            return STEPS["host import"](tensor, operand, target, None, 1)[0]
+            return STEPS["host import"](tensor, operand, target, None)[0]
         except Error:  # the plan has a way out
             return None
 
@@ -204,7 +204,7 @@ def _download(tensor: Tensor) -> Tensor | None:
     refusal = plugin.host_view_refusal
     copied = refusal is None or refusal(device.index, operand.data)
     step = STEPS["download" if copied else "host view"]
-    return step(tensor, operand, CPU, None, 1)[0]
+    return step(tensor, operand, CPU, None)[0]
 
 
 # Plans -------------------------------------------------------------------------
@@ -221,15 +221,14 @@ class Move:
         tensor: Tensor,
         target: Device,
         copy: bool | None,
-        alignment: int = 1,
         conversion: Conversion | None = None,
     ) -> None:
         self.x, self.tensor, self.copy, self.conversion = x, tensor, copy, conversion
         operand = self.operand = operand_of(tensor)
         if x is not tensor and not operand.device.is_host and needs_its_library(x, tensor, target):
-            self.plan = plan_by_library(operand, target, copy, alignment)
+            self.plan = plan_by_library(operand, target, copy)
         else:
-            self.plan = plan_move(operand, target, copy, alignment=alignment)
+            self.plan = plan_move(operand, target, copy)
         if conversion is not None:
             self._add_conversion(conversion, tensor, self.plan.copies > 0)
 
@@ -265,7 +264,7 @@ class Move:
         if stream is None and progress is None:
             moved = run(plan, tensor, self.operand)
         else:
-            on = nullcontext() if stream is None else stream_block(plan.target, stream)
+            on = nullcontext() if stream is None else use_stream(plan.target, stream)
             with on, reporter(progress, plan.nbytes) as report:
                 moved = run(plan, tensor, self.operand, report)
         result = moved if self.conversion is None else self._convert(self.conversion, moved)
@@ -278,7 +277,7 @@ class Move:
         plan = self.plan
         tensor = self.tensor = import_producer(self.x, plan.target, self.copy, None)
         operand = self.operand = operand_of(tensor)
-        rest = plan_move(operand, plan.target, self.copy, alignment=plan.alignment)
+        rest = plan_move(operand, plan.target, self.copy)
         plan.steps[1:] = [step for step in rest.steps if step.kind != "share"]
         if self.conversion is not None:
             self._add_conversion(self.conversion, tensor, rest.copies > 0)

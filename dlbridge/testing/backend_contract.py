@@ -11,7 +11,7 @@ import pytest
 from dlbridge import DLDeviceType, protocol
 
 # The members that the core checks when it loads a backend; users never need these functions.
-from dlbridge.core.plugins.contract import contracts, members
+from dlbridge.core.plugins.contract import CONTRACTS
 
 from .backend_base import SCENE, BackendCase, DeviceUnderTest, run_python
 
@@ -142,12 +142,12 @@ class ContractTests(BackendCase):
         assert isinstance(cls, type)
         inspect.signature(cls).bind()
 
-    @pytest.mark.parametrize("contract", contracts())
+    @pytest.mark.parametrize("contract", CONTRACTS)
     def test_signatures_are_the_contracts(self, backend: Any, contract: type) -> None:
         """Same names in the same order: dlbridge may call either way. More may have defaults."""
         if contract is not protocol.Backend:
             self.need(backend, contract)
-        for name, declared in members(contract).items():
+        for name, declared in CONTRACTS[contract].items():
             if declared is None:
                 continue
             wanted, found = parameters(declared), parameters(getattr(backend, name))
@@ -157,10 +157,10 @@ class ContractTests(BackendCase):
             needed = [each.name for each in more if not is_optional(each)]
             assert not needed, f"{contract.__name__}.{name}: dlbridge does not give {needed}"
 
-    @pytest.mark.parametrize("capability", contracts()[1:])
+    @pytest.mark.parametrize("capability", list(CONTRACTS)[1:])
     def test_no_capability_is_half_there(self, backend: Any, capability: type) -> None:
         """A misspelt member would make dlbridge use another way silently."""
-        names = members(capability)
+        names = CONTRACTS[capability]
         missing = [name for name in names if not hasattr(backend, name)]
         assert len(missing) in (0, len(names)), f"{capability.__name__} lacks {missing}"
 

@@ -209,7 +209,7 @@ def test_the_page_of_the_report():
 
 
 def test_the_bar_is_shown_in_a_notebook_where_stderr_is_no_terminal(monkeypatch):
-    """A kernel's stderr is none. `tqdm.auto` shows its widget, or text without ipywidgets."""
+    """A kernel's stderr is none, and what is written to it is shown."""
     monkeypatch.setattr(progress, "SHOWN_FROM", 0)
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with progress.reporter(True, 100) as report:
@@ -219,33 +219,3 @@ def test_the_bar_is_shown_in_a_notebook_where_stderr_is_no_terminal(monkeypatch)
         report(50, 100)
         report(100, 100)
     assert "100" in stream.getvalue()
-
-
-def test_the_bar_is_the_one_that_tqdm_chooses(monkeypatch):
-    peer("tqdm")
-    shown = []
-
-    class Bar:
-        n = 0
-
-        def __init__(self, total, **_options):
-            shown.append(total)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            shown.append(self.n)
-
-        def update(self, count):
-            self.n += count
-
-    import tqdm.auto
-
-    monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
-    monkeypatch.setattr(progress, "SHOWN_FROM", 0)
-    monkeypatch.setitem(sys.modules, "ipykernel.zmqshell", type(sys)("ipykernel.zmqshell"))
-    with progress.reporter(True, 100) as report:
-        report(50, 100)
-        report(100, 100)
-    assert shown == [100, 100]

@@ -19,7 +19,6 @@ from raw_producer import OldProducer, Producer
 import dlbridge as bridge
 from dlbridge.core.dlpack.capsules import delete_managed
 from dlbridge.core.dlpack.foreign_tables import table_of
-from dlbridge.core.interfaces.own_table import export_tensor
 
 MILLION = 1_000_000
 ALLOWED = (
@@ -56,6 +55,7 @@ def flat(cycle, times, *owners):
 
 
 FLOATS = np.arange(8, dtype="float32")
+TABLE = table_of(bridge.Tensor)
 
 
 def native():
@@ -85,7 +85,7 @@ def to_numpy(tensor):
 
 
 def by_table(tensor):
-    return lambda: delete_managed(export_tensor(tensor))
+    return lambda: delete_managed(TABLE.receive(tensor).release())
 
 
 def imported_again(tensor):
@@ -136,7 +136,7 @@ def test_exports_give_the_owner_back():  # P47
     before = sys.getrefcount(owner)
     tensor = bridge.from_dlpack(owner)
     held = [np.from_dlpack(tensor), tensor.__dlpack__(), tensor.__dlpack__(max_version=(1, 3))]
-    address = export_tensor(tensor)
+    address = TABLE.receive(tensor).release()
     del tensor
     assert sys.getrefcount(owner) > before
     del held

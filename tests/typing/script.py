@@ -41,7 +41,7 @@ reveal_type(bridge.to_device(t, "cpu", like=x))  # numpy.ndarray
 reveal_type(bridge.to_device(t, "cpu", like=np))  # numpy.ndarray
 reveal_type(bridge.to_device(x, "cpu", like=t))  # dlbridge.Tensor
 reveal_type(bridge.to_device(x, "cpu", like=bridge.Tensor))  # dlbridge.Tensor
-reveal_type(bridge.to_device(x, "cpu", like=bridge.Tensor, alignment=64))  # dlbridge.Tensor
+reveal_type(bridge.to_device(x, "cpu", like=bridge.Tensor))  # dlbridge.Tensor
 reveal_type(t.to_device("cpu", stream=None))  # dlbridge.Tensor
 bridge.copy_(x, t)
 

@@ -9,7 +9,7 @@ import pytest
 from cuda_support import memory, read, slow, stream
 
 import dlbridge
-from dlbridge.core.interfaces.cuda_array_interface import (
+from dlbridge.core.interfaces.array_interfaces import (
     SYNC,
     from_cuda_array_interface,
 )

@@ -5,7 +5,6 @@ Source: the format's specification in ggml (``docs/gguf.md``), and the sizes of 
 
 from __future__ import annotations
 
-import struct
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,106 +20,68 @@ if TYPE_CHECKING:
 MAGIC = b"GGUF"
 MAX_DIMS = 4  # GGML_MAX_DIMS
 
-_TYPES = {
-    0: "float32",
-    1: "float16",
-    24: "int8",
-    25: "int16",
-    26: "int32",
-    27: "int64",
-    28: "float64",
-    30: "bfloat16",
-}
+_PLAIN = "0:float32 1:float16 24:int8 25:int16 26:int32 27:int64 28:float64 30:bfloat16"
+_TYPES = {int(number): name for number, name in (each.split(":") for each in _PLAIN.split())}
+_BLOCKS = """
+2:Q4_0:32:18 3:Q4_1:32:20 6:Q5_0:32:22 7:Q5_1:32:24 8:Q8_0:32:34 9:Q8_1:32:40 10:Q2_K:256:84
+11:Q3_K:256:110 12:Q4_K:256:144 13:Q5_K:256:176 14:Q6_K:256:210 15:Q8_K:256:292 16:IQ2_XXS:256:66
+17:IQ2_XS:256:74 18:IQ3_XXS:256:98 19:IQ1_S:256:50 20:IQ4_NL:32:18 21:IQ3_S:256:110 22:IQ2_S:256:82
+23:IQ4_XS:256:136 29:IQ1_M:256:56 34:TQ1_0:256:54 35:TQ2_0:256:66 39:MXFP4:32:17 40:NVFP4:64:36
+41:Q1_0:128:18
+"""
 _QUANTIZED = {
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    9: ("Q8_1", 32, 40),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
-    29: ("IQ1_M", 256, 56),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
-    40: ("NVFP4", 64, 36),
-    41: ("Q1_0", 128, 18),
+    int(number): (name, int(elements), int(nbytes))
+    for number, name, elements, nbytes in (each.split(":") for each in _BLOCKS.split())
 }
 """Name, elements of a block, and bytes of a block, by the number of the type."""
 
 # The types of metadata: the bytes of a number, by the number of its type.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _UINT32, _STRING, _ARRAY = 4, 8, 9
-_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 class _Cursor:
-    """A position in the file; bytes are taken from a window of it."""
-
-    WINDOW = 1 << 20
+    """A position in the file."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._window = b""
-        self._begin = 0
-        self.position = 0
+        self._stream = source.stream(1 << 20)
 
-    def need(self, nbytes: int) -> int:
-        """The place in the window of the next *nbytes* bytes, which are then passed."""
-        self.skip(nbytes)
-        start = self.position - nbytes - self._begin
-        if not 0 <= start <= start + nbytes <= len(self._window):
-            self._begin = self.position - nbytes
-            self._window = self.source.read(self._begin, max(nbytes, self.WINDOW))
-            start = 0
-        return start
-
-    def skip(self, nbytes: int) -> None:
-        """Pass *nbytes* bytes; FileError if the file does not have them."""
-        self.position += nbytes
-        if self.position > self.source.size:
+    def skip(self, nbytes: int) -> int:
+        """Pass *nbytes* bytes; FileError if the file does not have them. The new position."""
+        position = self._stream.tell() + nbytes
+        if position > self.source.size:
             raise FileError(
-                f"{self.source.path}: its header ends at byte {self.position}, after the end of "
+                f"{self.source.path}: its header ends at byte {position}, after the end of "
                 f"the file, which has {self.source.size} bytes: {DAMAGED}"
             )
+        return self._stream.seek(position)
+
+    def take(self, nbytes: int) -> bytes:
+        """The next *nbytes* bytes."""
+        taken = self._stream.read(nbytes)
+        if len(taken) < nbytes:
+            self.skip(nbytes - len(taken))
+        return taken
 
     def u32(self) -> int:
-        start = self.need(4)
-        found: int = _U32.unpack_from(self._window, start)[0]
-        return found
+        return int.from_bytes(self.take(4), "little")
 
     def u64(self) -> int:
-        start = self.need(8)
-        found: int = _U64.unpack_from(self._window, start)[0]
-        return found
+        return int.from_bytes(self.take(8), "little")
 
     def text(self) -> str:
         length = self.u64()
         if length > 1 << 16:  # names: the specification's limits are 64 and 65,535 bytes
             raise FileError(f"{self.source.path}: a name of {length} bytes: {DAMAGED}")
-        start = self.need(length)
-        return self._window[start : start + length].decode("utf-8", "surrogateescape")
+        return self.take(length).decode("utf-8", "surrogateescape")
 
 
 def read_gguf(source: Source, *, raw: bool) -> list[Entry]:
     """The tensors of a file; with *raw* quantised ones as their bytes."""
     cursor = _Cursor(source)
-    if source.read(0, len(MAGIC)) != MAGIC:
+    if cursor.take(len(MAGIC)) != MAGIC:
         raise FileError(f"{source.path}: it does not begin as a GGUF file does: {DAMAGED}")
-    cursor.skip(len(MAGIC))
     _check_version(source.path, cursor.u32())
     tensors, pairs = cursor.u64(), cursor.u64()
     alignment = 32
@@ -133,7 +94,7 @@ def read_gguf(source: Source, *, raw: bool) -> list[Entry]:
     if alignment < 1 or alignment & (alignment - 1):
         raise FileError(f"{source.path}: alignment {alignment} is no power of two: {DAMAGED}")
     entries = [_entry(cursor, raw=raw) for _ in range(tensors)]
-    begin = -(-cursor.position // alignment) * alignment
+    begin = -(-cursor.skip(0) // alignment) * alignment
     check_names(source.path, [entry.name for entry in entries])
     entries = [replace(entry, offset=begin + entry.offset) for entry in entries]
     for entry in entries:

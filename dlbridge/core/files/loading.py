@@ -12,7 +12,7 @@ from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import find_library
-from dlbridge.core.moves.copies import copy_elements, packed_bytes
+from dlbridge.core.moves.copies import bytes_of, copy_elements, packed_bytes
 from dlbridge.core.moves.host_views import host_view
 from dlbridge.core.moves.plans import Plan, plan_move, record, why_no_host_view
 from dlbridge.core.moves.progress import Tally, reporter
@@ -477,12 +477,15 @@ class _Way:
         self.copy = copy
         self.shape = entry.shape[::-1] if entry.fortran else entry.shape
         self.origin = f"{entry.name or 'the array'} of {source.path}"
+        self.start = time.perf_counter()
 
-    def plan(self, kind: str, nbytes: int, reason: str) -> Plan:
-        """A plan of one step, for `dlbridge.trace`."""
-        plan = Plan(self.entry.dtype, self.shape, self.origin, CPU, self.target)
-        plan.add(kind, CPU, self.target, nbytes, reason)
-        return plan
+    def ran(self, kind: str, nbytes: int, reason: str) -> None:
+        """Give `dlbridge.trace` a plan of one step, which has just run."""
+        if TRACES:
+            plan = Plan(self.entry.dtype, self.shape, self.origin, CPU, self.target)
+            plan.add(kind, CPU, self.target, nbytes, reason)
+            plan.seconds = time.perf_counter() - self.start
+            record(plan)
 
 
 def _place(
@@ -492,21 +495,21 @@ def _place(
     if entry.problem:
         raise FileError(entry.problem)
     way = _Way(source, entry, target, copy)
+    found: Tensor | str
     if not entry.nbytes:
-        tensor = allocate(target, entry.dtype, way.shape, padded=entry.padded)
+        found = allocate(target, entry.dtype, way.shape, padded=entry.padded)
     else:
         found = "copy=True was asked for" if copy is True else _in_place(way)
-        if isinstance(found, str) and copy is False:
+        if not isinstance(found, str):
+            report(entry.nbytes)
+        elif copy is False:
             raise ExchangeError(
                 f"{name_of(source.path, entry.name)} cannot be used in place on {target}: "
                 f"{found}; pass copy=None to allow a copy"
             )
-        if isinstance(found, str):
-            tensor = _copied(way, found, report)
         else:
-            tensor = found
-            report(entry.nbytes)
-    return tensor.transpose() if entry.fortran else tensor
+            found = _copied(way, found, report)
+    return found.transpose() if entry.fortran else found
 
 
 # In place ---------------------------------------------------------------------------
@@ -522,17 +525,13 @@ def _in_place(way: _Way) -> Tensor | str:
         return (
             f"it begins at byte {entry.offset} of the file, which is not a multiple of {alignment}"
         )
-    start = time.perf_counter()
     try:
         mapped = way.source.tensor(entry.offset, entry.dtype, way.shape, padded=entry.padded)
     except OSError as exc:
         return f"the file cannot be mapped: {exc}"
     if target is not CPU:
         return _imported(way, mapped)
-    if TRACES:
-        plan = way.plan("share", 0, "the pages of the file are the memory")
-        plan.seconds = time.perf_counter() - start
-        record(plan)
+    way.ran("share", 0, "the pages of the file are the memory")
     return mapped
 
 
@@ -549,7 +548,11 @@ def _imported(way: _Way, mapped: Tensor) -> Tensor | str:
     found = _import(way, pages)
     if isinstance(found, str):
         return found
-    return _part(operand_of(found), before, entry.dtype, way.shape, entry.padded)
+    memory = operand_of(found).memory
+    assert memory is not None  # not on the CPU
+    start = operand_of(found).byte_offset + before
+    flags = FLAG_SUBBYTE_PADDED if entry.padded else 0
+    return make_tensor(memory, start, entry.dtype, way.shape, readonly=found.readonly, flags=flags)
 
 
 def _import(way: _Way, mapped: Tensor) -> Tensor | str:
@@ -568,31 +571,15 @@ def _import(way: _Way, mapped: Tensor) -> Tensor | str:
 _BYTE = as_dtype("uint8")
 
 
-def _part(
-    operand: Operand, start: int, dtype: DType, shape: tuple[int, ...], padded: bool
-) -> Tensor:
-    """A part of the memory of *operand*, from byte *start* of it on, as a tensor."""
-    assert operand.memory is not None  # not on the CPU
-    return make_tensor(
-        operand.memory,
-        operand.byte_offset + start,
-        dtype,
-        shape,
-        readonly=operand.readonly,
-        flags=FLAG_SUBBYTE_PADDED if padded else 0,
-    )
-
-
 # Read ------------------------------------------------------------------------------
 
 
 def _copied(way: _Way, reason: str, report: Report) -> Tensor:
     """A new tensor with the bytes of the file."""
-    start = time.perf_counter()
     entry, target = way.entry, way.target
     way.source.check_size()
     tensor = allocate(target, entry.dtype, way.shape, padded=entry.padded)
-    fill = _filler(way)
+    fill = _Reader(way.source, entry).fill
     if target.is_host:
         _fill_host(fill, packed_bytes(operand_of(tensor)), report)
     elif not why_no_host_view(operand_of(tensor)):
@@ -600,48 +587,37 @@ def _copied(way: _Way, reason: str, report: Report) -> Tensor:
             _fill_host(fill, packed_bytes(operand_of(viewed)), report)
     else:
         _fill_staged(fill, operand_of(tensor), report)
-    if TRACES:
-        plan = way.plan("read", entry.nbytes, reason)
-        plan.seconds = time.perf_counter() - start
-        record(plan)
+    way.ran("read", entry.nbytes, reason)
     return tensor
 
 
-def _filler(way: _Way) -> Callable[[memoryview], None]:
-    """A function that fills memory with the next bytes of the tensor."""
-    source, entry = way.source, way.entry
-    if entry.member:
-        return _Unpacker(source, entry).fill
-    position = entry.offset
-
-    def fill(into: memoryview) -> None:
-        nonlocal position
-        source.read_into(position, into)
-        position += len(into)
-
-    return fill
-
-
-class _Unpacker:
-    """The bytes of a compressed member, in order."""
+class _Reader:
+    """The bytes of a tensor in order; those of a compressed member are unpacked."""
 
     CHUNK = 1 << 20  # of bytes that zipfile makes at once
 
     def __init__(self, source: Source, entry: Entry) -> None:
         self.where = f"{source.path}: member {entry.member!r}"
-        self.open = partial(npy.open_member, source, entry)
+        self.open = partial(npy.open_member if entry.member else _open, source, entry)
+        self.chunk = self.CHUNK if entry.member else PIECE
         self.stream: Any = None
 
     def fill(self, into: memoryview) -> None:
-        """Fill *into* with the next bytes; FileError if the archive does not have them."""
+        """Fill *into* with the next bytes; FileError if the file does not have them."""
         try:
             self.stream = self.stream or self.open()
-            for start in range(0, len(into), self.CHUNK):
-                part = into[start : start + self.CHUNK]
+            for start in range(0, len(into), self.chunk):
+                part = into[start : start + self.chunk]
                 if self.stream.readinto(part) != len(part):
                     raise EOFError("it ends too early")
         except Exception as exc:
             refuse(exc, f"{self.where} cannot be unpacked")
+
+
+def _open(source: Source, entry: Entry) -> Any:
+    stream = source.stream()
+    stream.seek(entry.offset)
+    return stream
 
 
 def _fill_host(fill: Callable[[memoryview], None], into: memoryview, report: Report) -> None:
@@ -658,6 +634,5 @@ def _fill_staged(fill: Callable[[memoryview], None], target: Operand, report: Re
     for start in range(0, target.nbytes, STAGED):
         part = buffer[: target.nbytes - start]
         fill(part.data)
-        there = _part(target, start, _BYTE, (part.size,), False)
-        copy_elements(operand_of(there), operand_of(wrap_array(part)))
+        copy_elements(bytes_of(target, start, part.size), operand_of(wrap_array(part)))
         report(part.size)

@@ -13,14 +13,13 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.api import asarray, to_device
-from dlbridge.core.moves.copies import copy_elements, packed_bytes
+from dlbridge.core.moves.copies import bytes_of, copy_elements, packed_bytes
 from dlbridge.core.moves.progress import Tally, reporter
 from dlbridge.core.moves.transfer import to_compact_host
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.public import public
-from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
+from dlbridge.core.tensor.array_tensor import wrap_array
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import BackendUnavailable, ExchangeError, FileError
 
@@ -303,8 +302,6 @@ PIECE = 16 << 20
 
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-_BYTE = as_dtype("uint8")
-
 
 def _write_whole(path: str, write: Callable[[Any], None]) -> None:
     """Have *write* fill a new file, and rename it to *path* when it is complete.
@@ -365,11 +362,9 @@ def _from_device(tensor: Tensor) -> Iterator[memoryview]:
     import numpy as np
 
     operand = operand_of(tensor)
-    assert operand.memory is not None  # only the CPU has such operands
     buffer = np.empty(min(PIECE, operand.nbytes), "u1")
     for start in range(0, operand.nbytes, PIECE):
         part = buffer[: operand.nbytes - start]
         # As bytes: elements of less than a byte have no views at any place.
-        there = make_tensor(operand.memory, operand.byte_offset + start, _BYTE, part.shape)
-        copy_elements(operand_of(wrap_array(part)), operand_of(there))
+        copy_elements(operand_of(wrap_array(part)), bytes_of(operand, start, part.size))
         yield part.data

@@ -118,9 +118,9 @@ class Source:
             self._file.seek(offset)
             return self._file.readinto(into) or 0
 
-    def stream(self) -> io.BufferedReader:
+    def stream(self, buffer: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
         """The file as a stream of its own, with its own position."""
-        return io.BufferedReader(_Stream(self))
+        return io.BufferedReader(_Stream(self), buffer)
 
     def tensor(
         self, offset: int, dtype: DType, shape: tuple[int, ...], *, padded: bool = False

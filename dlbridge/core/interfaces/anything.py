@@ -18,9 +18,14 @@ from dlbridge.core.values.devices import CPU, Device, type_names
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import CONTEXT_DEVICES
 
+from .array_interfaces import (
+    NOTHING_TO_SHARE,
+    from_array_interface,
+    from_array_method,
+    from_buffer,
+    from_cuda_array_interface,
+)
 from .arrow import from_arrow, is_arrow
-from .buffers import NOTHING_TO_SHARE, from_array_interface, from_array_method, from_buffer
-from .cuda_array_interface import from_cuda_array_interface
 from .dlpack import device_of_producer, import_producer, refuse_class
 from .lists import array_of
 from .native import import_native

@@ -8,8 +8,7 @@ from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.plugins.lookup import find_device, plugin_of
-from dlbridge.core.plugins.records import plugin_named
-from dlbridge.core.plugins.registry import LOADED, packages_of
+from dlbridge.core.plugins.registry import LOADED, packages_of, plugin_named
 from dlbridge.core.plugins.streams import chosen_stream
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory

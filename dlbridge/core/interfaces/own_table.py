@@ -145,13 +145,6 @@ def _pool_of(tensor: Tensor, flags: int = 0) -> StructPool:
         return known
 
 
-def export_tensor(tensor: Tensor) -> int:
-    """The address of a ``DLManagedTensorVersioned`` of *tensor* that the caller owns."""
-    loans: list[tuple[int, Any]] = []
-    _lend_to(loans, tensor)
-    return loans[0][0]
-
-
 def _lend_to(loans: list[tuple[int, Any]], tensor: Tensor) -> None:
     """Append the address of a struct of *tensor*, and its loan: `_take_back` looks there."""
     if has_negative_strides(tensor):  # a copy of what the elements are now, for this consumer alone

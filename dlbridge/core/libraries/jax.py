@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.dlpack import import_from_host, import_producer
 from dlbridge.core.tensor.array_tensor import wrap_array, wrap_plain, writable
-from dlbridge.core.tensor.carriers import NATIVE_DTYPES, native_dtypes
+from dlbridge.core.tensor.memory import NATIVE_DTYPES, native_dtypes
 from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.suggestions import with_article

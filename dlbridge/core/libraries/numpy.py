@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.tensor.array_tensor import new_array_tensor, wrap_array
-from dlbridge.core.tensor.carriers import NATIVE_DTYPES, native_dtypes
+from dlbridge.core.tensor.memory import NATIVE_DTYPES, native_dtypes
 from dlbridge.core.tensor.metadata import numpy_type
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.errors import ExchangeError

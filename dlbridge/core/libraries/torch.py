@@ -14,7 +14,7 @@ from dlbridge.core.tensor.array_tensor import (
     new_array_tensor,
     wrap_array,
 )
-from dlbridge.core.tensor.carriers import carrier_dtype, native_dtypes
+from dlbridge.core.tensor.memory import carrier_dtype, native_dtypes
 from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.errors import ExchangeError

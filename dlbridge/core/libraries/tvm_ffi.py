@@ -10,7 +10,7 @@ from dlbridge.core.dlpack.structs import DLPACK_VERSION
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.dlpack import import_from_host, import_producer
 from dlbridge.core.tensor.array_tensor import wrap_plain
-from dlbridge.core.tensor.carriers import NATIVE_DTYPES, native_dtypes
+from dlbridge.core.tensor.memory import NATIVE_DTYPES, native_dtypes
 from dlbridge.core.values.layout import MAX_NBYTES
 
 from .library import ALL_HOST, Library

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dlbridge.core.moves.within_host import Progress
-    from dlbridge.core.plugins.records import Plugin
+    from dlbridge.core.plugins.registry import Plugin
     from dlbridge.core.tensor.operand import Operand
 
     Layout = tuple[list[int], list[list[int]], int]

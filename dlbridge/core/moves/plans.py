@@ -24,7 +24,7 @@ from dlbridge.core.values.units import bytes_text, table
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
 if TYPE_CHECKING:
-    from dlbridge.core.plugins.records import Plugin
+    from dlbridge.core.plugins.registry import Plugin
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.values.dtypes import DType
 
@@ -82,8 +82,6 @@ class Plan:
         From where to where.
     may_copy : bool
         Whether it may copy if a driver refuses to use the memory in place.
-    alignment : int
-        Of new memory, in bytes; 1 for what each device gives.
     steps : list of Step
         In order.
     address, result_address : int
@@ -107,7 +105,6 @@ class Plan:
         target: Device,
         *,
         may_copy: bool = True,
-        alignment: int = 1,
     ) -> None:
         self.dtype = dtype
         self.shape = shape
@@ -115,7 +112,6 @@ class Plan:
         self.source = source
         self.target = target
         self.may_copy = may_copy
-        self.alignment = alignment
         self.steps: list[Step] = []
         self.address = self.result_address = 0
         self.seconds: float = 0.0
@@ -197,9 +193,7 @@ class Plan:
         }
 
 
-def plan_move(
-    operand: Operand, target: Device, copy: bool | None, origin: str = "", alignment: int = 1
-) -> Plan:
+def plan_move(operand: Operand, target: Device, copy: bool | None, origin: str = "") -> Plan:
     """The plan that brings a tensor to *target*; *origin* is the source of its memory.
 
     A driver may refuse a host import that its backend has allowed: then the
@@ -210,13 +204,9 @@ def plan_move(
     """
     if copy is not None:
         check_copy(copy)
-    plan = _plan_for(operand, target, copy, alignment, origin)
+    what = operand.dtype, operand.shape, origin, operand.device, target
+    plan = Plan(*what, may_copy=copy is not False)
     _plan_steps(plan, operand, "copy=True was asked for" if copy is True else "")
-    if alignment > 1 and not plan.copies:
-        unaligned = why_not_aligned(operand, alignment)
-        if unaligned:
-            plan.steps.clear()
-            _plan_steps(plan, operand, unaligned)
     if not operand.contiguous and operand.dtype.is_subbyte and not operand.padded and plan.copies:
         require_compact(operand)  # before a driver is called
     if not plan.may_copy:
@@ -227,14 +217,6 @@ def plan_move(
                     f"{bytes_text(step.nbytes)}: {step.reason}; pass copy=None to allow it"
                 )
     return plan
-
-
-def _plan_for(
-    operand: Operand, target: Device, copy: bool | None, alignment: int, origin: str = ""
-) -> Plan:
-    """A plan without steps."""
-    what = operand.dtype, operand.shape, origin, operand.device, target
-    return Plan(*what, may_copy=copy is not False, alignment=alignment)
 
 
 def _plan_steps(plan: Plan, operand: Operand, forced: str) -> None:
@@ -255,27 +237,12 @@ def _plan_steps(plan: Plan, operand: Operand, forced: str) -> None:
         _plan_from_device(plan, operand, forced)
 
 
-def why_not_aligned(operand: Operand, alignment: int) -> str:
-    """Why the memory is not aligned to so many bytes; empty if it is, or has no elements."""
-    if not operand.size:
-        return ""
-    start = operand.byte_offset
-    if operand.device.is_address:
-        start += operand.data
-        what = f"its address {start:#x}"
-    else:
-        what = f"its offset {start} in the memory"
-    return f"{what} is not a multiple of {alignment} bytes" if start % alignment else ""
-
-
-def plan_by_library(
-    operand: Operand, target: Device, copy: bool | None, alignment: int = 1
-) -> Plan:
+def plan_by_library(operand: Operand, target: Device, copy: bool | None) -> Plan:
     """The plan for a tensor of a device that only its own library can read."""
-    plan = _plan_for(operand, target, copy, alignment)
-    nbytes = 0 if copy is False else operand.nbytes
-    reason = f"no backend here serves {operand.device}; the library of the array is asked"
-    plan.add("by library", operand.device, target, nbytes, reason)
+    here, nbytes = operand.device, 0 if copy is False else operand.nbytes
+    plan = Plan(operand.dtype, operand.shape, "", here, target, may_copy=copy is not False)
+    reason = f"no backend here serves {here}; the library of the array is asked"
+    plan.add("by library", here, target, nbytes, reason)
     return plan
 
 

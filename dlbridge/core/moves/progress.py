@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
 
 from dlbridge.core.values.units import bytes_text
 
@@ -25,24 +24,21 @@ def reporter(
 ) -> Iterator[Progress | None]:
     """The function that a copy of *nbytes* calls with ``(done, total)`` bytes, or None.
 
-    True shows a bar on a terminal and in a notebook if the copy is long: of tqdm or rich,
-    whichever is installed, otherwise our own.
+    True shows a bar on a terminal and in a notebook if the copy is long.
     """
     if callable(progress):
         yield progress
-        return
-    if progress is None or progress is False:
+    elif progress is None or progress is False:
         yield None
-        return
-    if progress is not True:
+    elif progress is not True:
         raise TypeError(
             f"progress must be True, False or a callable (done, total), not {progress!r}"
         )
-    if nbytes < SHOWN_FROM or not _somebody_looks():
+    elif nbytes < SHOWN_FROM or not _somebody_looks():
         yield None
-        return
-    with _bar(nbytes) as bar:
-        yield bar
+    else:
+        with _bar(sys.stderr) as show:
+            yield show
 
 
 def _somebody_looks() -> bool:
@@ -50,35 +46,9 @@ def _somebody_looks() -> bool:
     return "ipykernel.zmqshell" in sys.modules or bool(sys.stderr and sys.stderr.isatty())
 
 
-def _bar(nbytes: int) -> Any:
-    """A context manager that gives the function of a bar."""
-    for name, shown in (("tqdm.auto", _tqdm), ("rich.progress", _rich)):
-        with suppress(ImportError):
-            return shown(importlib.import_module(name), nbytes)
-    return _plain(nbytes, sys.stderr)
-
-
 @contextmanager
-def _tqdm(library: Any, nbytes: int) -> Iterator[Progress]:
-    """In a notebook it is a widget."""
-    with library.tqdm(total=nbytes, unit="B", unit_scale=True, unit_divisor=1024) as bar:
-        yield lambda done, _total: bar.update(done - bar.n)
-
-
-@contextmanager
-def _rich(library: Any, nbytes: int) -> Iterator[Progress]:
-    from rich.console import Console
-
-    columns = [library.BarColumn(), library.DownloadColumn(True)]
-    columns += [library.TransferSpeedColumn(), library.TimeRemainingColumn()]
-    with library.Progress(*columns, console=Console(stderr=True)) as bars:
-        task = bars.add_task("", total=nbytes)
-        yield lambda done, _total: bars.update(task, completed=done)
-
-
-@contextmanager
-def _plain(nbytes: int, stream: TextIO) -> Iterator[Progress]:
-    """Our own bar: one line, which is written again at each call."""
+def _bar(stream: TextIO) -> Iterator[Progress]:
+    """A bar: one line, which is written again at each call."""
     start = time.perf_counter()
 
     def show(done: int, total: int) -> None:

@@ -16,13 +16,12 @@ from dlbridge.core.moves.plans import (
     plan_move,
     record,
     why_no_host_view,
-    why_not_aligned,
 )
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.tensor.array_tensor import make_tensor
-from dlbridge.core.tensor.memory import Memory, access, host_access, view_memory
+from dlbridge.core.tensor.memory import Memory, access, host_access
 from dlbridge.core.tensor.operand import host_array, operand_of, operand_of_new
 from dlbridge.core.tensor.tensor import TRACES
 from dlbridge.core.values.devices import CPU, Device
@@ -37,12 +36,12 @@ if TYPE_CHECKING:
 
     from dlbridge.core.moves.plans import Plan
     from dlbridge.core.moves.within_host import Progress
-    from dlbridge.core.plugins.records import Plugin
+    from dlbridge.core.plugins.registry import Plugin
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.tensor.tensor import Tensor
 
     _Place = tuple[Tensor, Operand]
-    StepFunction = Callable[[Tensor, Operand, Device, Progress | None, int], _Place]
+    StepFunction = Callable[[Tensor, Operand, Device, Progress | None], _Place]
 
 
 MAX_ALIGNMENT = 1 << 30
@@ -68,14 +67,13 @@ def allocate(
     return make_tensor(memory, 0, dtype, shape, flags=FLAG_SUBBYTE_PADDED if padded else 0)
 
 
-def allocate_like(operand: Operand, where: Device, alignment: int = 1) -> tuple[Tensor, Operand]:
+def allocate_like(operand: Operand, where: Device) -> tuple[Tensor, Operand]:
     """A new compact tensor on *where* for the elements of *operand*, and its operand."""
     flags = operand.flags & FLAG_SUBBYTE_PADDED
     plugin = plugin_of(where)
     use = current_use(where, plugin)
     memory = Memory(where, 0, "dlbridge.empty")
-    alignment = max(MIN_ALIGNMENT, alignment)
-    arguments = where.index, operand.nbytes, alignment, use.handle
+    arguments = where.index, operand.nbytes, MIN_ALIGNMENT, use.handle
     memory.take(use, "allocate", plugin.allocate, *arguments)
     tensor = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
     return tensor, operand_of_new(tensor, memory, operand)
@@ -202,9 +200,7 @@ def _run_steps(
         if step.kind not in STEPS:
             continue
         try:
-            tensor, operand = STEPS[step.kind](
-                tensor, operand, step.target, progress, plan.alignment
-            )
+            tensor, operand = STEPS[step.kind](tensor, operand, step.target, progress)
         except Error as exc:
             if step.kind not in ("host import", "memory import") or not plan.may_copy:
                 raise
@@ -219,25 +215,6 @@ def _run_steps(
     if operand.device is not plan.target:  # an empty tensor
         tensor = allocate(plan.target, operand.dtype, operand.shape, padded=operand.padded)
         operand = operand_of(tensor)
-    if plan.alignment > 1:
-        tensor, operand = _align(plan, tensor, operand)
-    return tensor, operand
-
-
-def _align(plan: Plan, tensor: Tensor, operand: Operand) -> _Place:
-    """Copy memory that a driver has mapped or imported at an address that is not aligned."""
-    if not why_not_aligned(operand, plan.alignment):
-        return tensor, operand
-    here = operand.device
-    if not plan.may_copy:
-        place = operand.byte_offset + (operand.data if here.is_address else 0)
-        raise ExchangeError(
-            f"copy=False, but {here} has the memory at {place:#x}, which is not a "
-            f"multiple of {plan.alignment} bytes; pass copy=None to allow a copy"
-        )
-    more = plan_move(operand, here, None, "", plan.alignment)
-    tensor, operand = _run_steps(more, tensor, operand)
-    plan.steps[:] = [step for step in plan.steps if step.kind in STEPS] + more.steps
     return tensor, operand
 
 
@@ -261,28 +238,23 @@ def _relabel(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _
     return _same_layout(operand, memory, -low)
 
 
-def _copy(
-    _tensor: Tensor, operand: Operand, target: Device, progress: Progress | None, alignment: int
-) -> _Place:
+def _copy(_tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> _Place:
     """A copy of *operand* in new memory of *target*."""
     if not operand.size:  # without the backend, which may not be here
         flags = operand.flags & FLAG_SUBBYTE_PADDED
         memory = Memory(target, 0, "dlbridge.empty")
         new = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
         return new, operand_of(new)
-    new, there = allocate_like(operand, target, alignment)
+    new, there = allocate_like(operand, target)
     copy_elements(there, operand, progress)
     there.is_new = False
     return new, there
 
 
-def _upload(
-    tensor: Tensor, operand: Operand, target: Device, progress: Progress | None, alignment: int
-) -> _Place:
+def _upload(tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> _Place:
     plugin = plugin_of(target)
-    usual = progress is None and alignment <= MIN_ALIGNMENT
-    if not usual or operand.nbytes > plugin.content_limit:
-        return _copy(tensor, operand, target, progress, alignment)
+    if progress is not None or operand.nbytes > plugin.content_limit:
+        return _copy(tensor, operand, target, progress)
     content, flags = packed_bytes(operand), operand.flags
     new, memory = allocate_with(plugin, target, content, operand.dtype, operand.shape, flags)
     there = operand_of_new(new, memory, operand)
@@ -296,7 +268,9 @@ def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -
     stream = access(viewed, viewing=True)
     low, nbytes = operand.span()
     start, writable = operand.byte_offset + low, not operand.readonly
-    memory = view_memory(plugin, viewed, stream, target, start, nbytes, writable)
+    memory = Memory(target, 0, f"host view of {operand.device}", viewed)
+    span = Span(operand.device.index, operand.data, start, nbytes)
+    memory.take(None, "host_view", plugin.host_view, span, writable, stream)
     return _same_layout(operand, memory, -low)
 
 

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 _VARARGS = 0x04  # inspect.CO_VARARGS; to import that module takes 5 ms
 
 
-def contracts() -> list[type]:
-    """`Backend`, and the protocols of `dlbridge.protocol` that a backend may satisfy, too."""
-    names = [name for name in protocol.__all__ if name.startswith("Supports")]
-    return [protocol.Backend, *(getattr(protocol, name) for name in names)]
-
-
-def members(contract: type) -> dict[str, Callable[..., Any] | None]:
-    """The members that a Protocol declares: methods, and None for attributes."""
-    methods = {name: value for name, value in vars(contract).items() if not name.startswith("_")}
-    return {**dict.fromkeys(contract.__annotations__), **methods}
+CONTRACTS: dict[type, dict[str, Callable[..., Any] | None]] = {
+    contract: {
+        **dict.fromkeys(contract.__annotations__),
+        **{name: value for name, value in vars(contract).items() if not name.startswith("_")},
+    }
+    for name, contract in vars(protocol).items()
+    if name == "Backend" or (name.startswith("Supports") and name in protocol.__all__)
+}
+"""`Backend`, and the protocols that a backend may satisfy, too, with the members of each: methods,
+and None for attributes."""
 
 
 def type_of_name(name: str) -> DLDeviceType | None:
@@ -53,13 +53,12 @@ def check_contract(plugin: Backend, name: str, who: str) -> None:
     entry = _Entry(plugin, name, who)
     if hasattr(plugin, "api"):  # another version may have other members
         _check_api(entry)
-    missing = sorted(member for member in members(protocol.Backend) if not hasattr(plugin, member))
+    missing = sorted(each for each in CONTRACTS[protocol.Backend] if not hasattr(plugin, each))
     if missing:
         entry.refuse(f" lacks {', '.join(missing)}; report it there")
     _check_device_type(entry)
     _check_device_count(entry)
-    for contract in contracts():
-        declared = members(contract)
+    for declared in CONTRACTS.values():
         if all(hasattr(plugin, member) for member in declared):
             for member, function in declared.items():
                 if function is not None:

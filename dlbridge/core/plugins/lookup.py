@@ -7,8 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlbridge.core.plugins import registry
-from dlbridge.core.plugins.records import Plugin, plugin_named
-from dlbridge.core.plugins.registry import LOADED, backends
+from dlbridge.core.plugins.registry import LOADED, Plugin, backends, plugin_named
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, UnknownName, device as _device, split, type_names
 from dlbridge.core.values.suggestions import did_you_mean
@@ -17,7 +16,7 @@ from dlbridge.errors import BackendUnavailable, DeviceLost, DeviceNotFound, Erro
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dlbridge.core.plugins.records import Plugin
+    from dlbridge.core.plugins.registry import Plugin
     from dlbridge.typing import DeviceLike
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
-from threading import get_ident
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, DLDeviceType
@@ -17,15 +15,13 @@ from dlbridge.errors import BackendUnavailable
 from .lookup import find_device, plugin_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
     from typing import ParamSpec, TypeVar
     from weakref import ref
 
     from dlbridge.core.tensor.memory import Memory
     from dlbridge.typing import DeviceLike, StreamLike
 
-    from .records import Plugin
+    from .registry import Plugin
 
     _Arguments = ParamSpec("_Arguments")
     _Result = TypeVar("_Result")
@@ -74,37 +70,9 @@ _latest: dict[Device, StreamUse] = {}
 """The use that the last memory outside of ``use_stream`` blocks got: most get the same."""
 
 
-class StreamBlock:
-    """What `use_stream` gives: each ``with`` of it is a block of its own, in any thread."""
-
-    __slots__ = ("_device", "_open", "_stream")
-
-    def __init__(self, device: DeviceLike, stream: StreamLike | None) -> None:
-        self._device, self._stream = device, stream
-        self._open: dict[int, list[AbstractContextManager[int]]] = {}  # by thread
-
-    def __enter__(self) -> int:
-        block = stream_block(self._device, self._stream)
-        handle = block.__enter__()
-        self._open.setdefault(get_ident(), []).append(block)
-        return handle
-
-    def __exit__(self, *raised: Any) -> None:
-        self._open[get_ident()].pop().__exit__(*raised)
-
-    def __call__(self, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        """*function*, each of whose calls is a block."""
-
-        @wraps(function)
-        def inside(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            with stream_block(self._device, self._stream):
-                return function(*args, **kwargs)
-
-        return inside
-
-
 @public
-def use_stream(device: DeviceLike, stream: StreamLike | None) -> StreamBlock:
+@contextmanager
+def use_stream(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
     """Queue this thread's work on *device* on *stream* inside the block.
 
     After the block, later work is ordered after the work of the block.
@@ -121,8 +89,7 @@ def use_stream(device: DeviceLike, stream: StreamLike | None) -> StreamBlock:
     Returns
     -------
     context manager
-        It gives the native handle of the stream, and can be entered again. It is also a
-        decorator of functions.
+        It gives the native handle of the stream. It is also a decorator of functions.
 
     Raises
     ------
@@ -152,12 +119,6 @@ def use_stream(device: DeviceLike, stream: StreamLike | None) -> StreamBlock:
     ...     with bridge.use_stream("cuda:0", stream):
     ...         return bridge.to_device(array, "cuda:0")
     """
-    return StreamBlock(device, stream)
-
-
-@contextmanager
-def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
-    """One block of `use_stream`."""
     where = find_device(device)
     plugin = plugin_of(where)
     if plugin.normalize_stream is None or plugin.wait is None:

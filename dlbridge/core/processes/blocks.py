@@ -22,7 +22,7 @@ from dlbridge.core.implementation_details.ends import at_exit
 from dlbridge.core.implementation_details.python_api import address_of, increment_references
 from dlbridge.core.moves.transfer import export_memory, import_memory
 from dlbridge.core.plugins.lookup import identity_of, plugin_of
-from dlbridge.core.plugins.records import plugin_named
+from dlbridge.core.plugins.registry import plugin_named
 from dlbridge.core.plugins.streams import current_use
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device, split
@@ -76,20 +76,20 @@ class SharedFile(Block):
     def __init__(self, nbytes: int, token: bytes) -> None:
         super().__init__(token)
         self.nbytes = nbytes
-        self._mappings: dict[bool, ref[Mapping]] = {}
+        self._mappings: dict[bool, ref[MappedFile]] = {}
 
-    def mapping(self, writable: bool) -> Mapping:
+    def mapping(self, writable: bool) -> MappedFile:
         """The block in the memory of this process; the same object as long as it lives."""
         found = recall(self._mappings, writable)
         if found is None:
-            found = Mapping(self, writable)
+            found = MappedFile(self, writable)
             # Another thread may be as fast: then there are two mappings of the same bytes.
             remember(self._mappings, writable, found)
             remember(_mapped, next(_numbers), found)
         return found
 
 
-class Mapping:
+class MappedFile:
     """A block in the memory of this process, until this object dies.
 
     *imports* are the devices that use the whole of it in place.
@@ -119,7 +119,7 @@ class Mapping:
 
 
 _files: dict[bytes, ref[SharedFile]] = {}
-_mapped: dict[int, ref[Mapping]] = {}
+_mapped: dict[int, ref[MappedFile]] = {}
 _numbers = count()
 
 
@@ -132,7 +132,7 @@ def _stay_mapped() -> None:
             increment_references(mapping.array)
 
 
-def mapping_at(address: int, nbytes: int) -> Mapping | None:
+def mapping_at(address: int, nbytes: int) -> MappedFile | None:
     """The mapping of a block that these bytes are in; None for any other memory.
 
     By the address, so that it is found whatever library has handed the memory on.

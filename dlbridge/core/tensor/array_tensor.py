@@ -11,20 +11,21 @@ from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.values.devices import CPU
-from dlbridge.core.values.dtypes import DType, from_numpy
+from dlbridge.core.values.dtypes import DLDataTypeCode, DType, from_numpy
 from dlbridge.core.values.layout import reach, why_impossible
-from dlbridge.core.values.suggestions import WithAbsentNames
+from dlbridge.core.values.suggestions import WithAbsentNames, with_article
 from dlbridge.errors import ExchangeError
 
-from .carriers import (
+from .memory import (
     NATIVE_DTYPES,
     CarrierBase,
+    Memory,
     carrier,
     carrier_dtype,
     counts_elements,
     native_dtypes,
 )
-from .memory import Memory
+from .metadata import carrier_of
 from .tensor import Tensor, refuse_call
 
 if TYPE_CHECKING:
@@ -330,6 +331,8 @@ def expirer(what: str, reason: str) -> Callable[[Tensor], None]:
         "__slots__": (),
         "__getattr__": refuse,
         "__repr__": lambda self: f"dlbridge.Tensor({what} that has expired)",
+        # It does not look at the memory of a tensor that is there already.
+        "to_device": lambda self, *_, **__: refuse(self, "to_device"),
         # No exchange table: a consumer cannot understand what raises in one.
         **dict.fromkeys(NAMES),
     }
@@ -353,3 +356,96 @@ expire_lent = expirer(
     "which has returned: copy in the callback what must stay "
     "(numpy.array(t), to_device(t, 'cpu', copy=True))",
 )
+
+
+# Views as elements of another size --------------------------------------------------
+
+
+def view_resized(old: Tensor, new: DType) -> Tensor:
+    """The memory of *old* as elements of *new*, whose size is another one.
+
+    Only the carrier is made anew, so it is the same on all devices.
+    """
+    bits = _element_bits(old, new)
+    new_bits = new.bits * new.lanes
+    array = carrier_of(old)
+    flags = array.flags
+    shape = _shape(old, new, bits, new_bits)
+    strides = None if flags.c_contiguous else _strides(old, new, bits, new_bits)
+    memory, offset = old._memory, old._byte_offset
+    if old.size:
+        start = offset + memory.data if memory.device.is_address else offset
+        _check_alignment(old, new, start)
+    resized = carrier(memory, offset, new, shape, strides, not flags.writeable, array)
+    return build(resized, memory, new, offset, old._flags & ~FLAG_SUBBYTE_PADDED)
+
+
+def _element_bits(old: Tensor, new: DType) -> int:
+    """The bits that an element of *old* takes in memory."""
+    dtype = old.dtype
+    if not (old.is_padded and dtype.is_subbyte):
+        return dtype.bits * dtype.lanes
+    if new.is_subbyte:
+        raise ExchangeError(
+            f"{_view(old, new)}: each {old.dtype} of this tensor takes a byte (it is padded), and "
+            f"whether {with_article(str(new))} should too is not clear; view('uint8') shows the "
+            "bytes"
+        )
+    return 8 * old.dtype.itemsize
+
+
+def _shape(old: Tensor, new: DType, bits: int, new_bits: int) -> tuple[int, ...]:
+    if not old.shape:
+        raise ExchangeError(
+            f"{_view(old, new)}: a tensor without dimensions keeps its element size, and "
+            f"{new_bits} bits are not {bits}; reshape(1) gives it a dimension"
+        )
+    *outer, last = old.shape
+    if last * bits % new_bits:
+        raise ExchangeError(
+            f"{_view(old, new)}: the last dimension of {last} elements has {last * bits} bits, "
+            f"which is no whole number of {new} of {new_bits}; take a part of it (t[..., :n]) "
+            "that is"
+        )
+    return (*outer, last * bits // new_bits)
+
+
+def _strides(old: Tensor, new: DType, bits: int, new_bits: int) -> tuple[int, ...]:
+    """The strides in elements of *new*, of memory with gaps."""
+    copied = "make a compact copy first: to_device(t, t.device, copy=True)"
+    *outer, step = old.strides
+    if old.shape[-1] > 1 and step != 1:
+        raise ExchangeError(
+            f"{_view(old, new)}: the last dimension has the stride {step}, and only neighbours in "
+            f"memory can become one element or several; {copied}"
+        )
+    strides = [1]
+    for extent, stride in zip(reversed(old.shape[:-1]), reversed(outer), strict=True):
+        apart = stride * bits
+        if extent > 1 and apart % new_bits:
+            raise ExchangeError(
+                f"{_view(old, new)}: neighbours along a dimension of {extent} are {apart} bits "
+                f"apart, which is no multiple of {new_bits}; {copied}"
+            )
+        strides.append(apart // new_bits)
+    return tuple(reversed(strides))
+
+
+def _check_alignment(old: Tensor, new: DType, start: int) -> None:
+    """ExchangeError if elements would begin where kernels and other libraries fault on them.
+
+    A complex number is aligned as its parts, a vector as one lane.
+    """
+    lane = new.itemsize if new.lanes == 1 else new.bits // 8
+    alignment = lane // 2 if new.code == DLDataTypeCode.kDLComplex else lane
+    if alignment > 1 and start % alignment:
+        raise ExchangeError(
+            f"{_view(old, new)}: {with_article(str(new))} must begin at a multiple of "
+            f"{alignment} bytes, and the "
+            f"first would be {start % alignment} past one; copy the bytes first: "
+            "to_device(t, t.device, copy=True)"
+        )
+
+
+def _view(old: Tensor, new: DType) -> str:
+    return f"view({new}) of {old.dtype} {old.shape}"

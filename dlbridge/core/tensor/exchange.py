@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from dlbridge.core.dlpack.exports import Image, OwnExport, check_host_stream, export_capsule
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
-from dlbridge.core.plugins.records import plugin_named
-from dlbridge.core.plugins.registry import sharing
+from dlbridge.core.plugins.registry import plugin_named, sharing
 from dlbridge.core.plugins.streams import current_use
 from dlbridge.core.values.devices import CPU, Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError

@@ -14,7 +14,7 @@ from dlbridge.core.values.dtypes import NUMPY_OWN
 from dlbridge.core.values.suggestions import TENSOR_NAMES, Absent, WithAbsentNames
 from dlbridge.errors import ExchangeError
 
-from .carriers import CarrierBase
+from .memory import CarrierBase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

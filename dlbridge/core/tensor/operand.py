@@ -12,8 +12,7 @@ from dlbridge.core.values.layout import reach
 from dlbridge.errors import ExchangeError
 
 from .array_tensor import ArrayTensor, NumpyTensor
-from .carriers import NATIVE_DTYPES, counts_elements
-from .memory import access, host_access
+from .memory import NATIVE_DTYPES, access, counts_elements, host_access
 from .tensor import Tensor
 
 if TYPE_CHECKING:

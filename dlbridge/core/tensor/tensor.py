@@ -15,8 +15,7 @@ from dlbridge.core.public import public
 from dlbridge.core.values.dtypes import check, dtype as as_dtype
 from dlbridge.errors import ExchangeError
 
-from .carriers import basic_index, carrier_dtype, counts_elements
-from .memory import host_access
+from .memory import basic_index, carrier_dtype, counts_elements, host_access
 from .metadata import TensorMetadata, numpy_type
 
 if TYPE_CHECKING:
@@ -276,7 +275,7 @@ class Tensor(TensorMetadata):
                     "lane is padded; view('uint8') shows the bytes"
                 )
             return self._view(self._array.view(carrier_dtype(new)), new)
-        from .resized_views import view_resized
+        from .array_tensor import view_resized
 
         return view_resized(self, new)
 
@@ -360,9 +359,7 @@ class Tensor(TensorMetadata):
         """
         if self.device.is_host:
             return self.numpy().tolist()
-        from dlbridge.core.moves.transfer import to_compact_host
-
-        return to_compact_host(self).tolist()
+        return self.to_device("cpu").tolist()
 
     def tobytes(self) -> bytes:
         r"""Return the elements as bytes, row-major and packed; copied from the device if needed.
@@ -384,7 +381,7 @@ class Tensor(TensorMetadata):
         >>> bridge.asarray([1, 2], dtype="uint8").tobytes()
         b'\x01\x02'
         """
-        from dlbridge.core.processes.pickles import tobytes
+        from dlbridge.core.processes.shared_tensors import tobytes
 
         return tobytes(self)
 
@@ -422,28 +419,21 @@ class Tensor(TensorMetadata):
 
         For what cannot be read it is the metadata and the reason: it does not fail.
         """
-        from dlbridge.core.moves.printing import text_of
+        from dlbridge.core.moves.host_views import text_of
 
         return text_of(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the elements (protocol 5: out of band) and the name of the device."""
-        from dlbridge.core.processes.pickles import reduce
+        from dlbridge.core.processes.shared_tensors import reduce
 
         return reduce(self, operator.index(protocol))
 
     @staticmethod
-    def _unpickle(
-        raw: Any,
-        dtype: str,
-        shape: tuple[int, ...],
-        device: str,
-        flags: int,
-        owned: bool = False,
-    ) -> Tensor:
-        from dlbridge.core.processes.pickles import unpickle
+    def _unpickle(*described: Any) -> Tensor:
+        from dlbridge.core.processes.shared_tensors import unpickle
 
-        return unpickle(raw, dtype, shape, device, flags, owned)
+        return unpickle(*described)
 
     def __dask_tokenize__(self) -> Hashable:
         """Return what Dask names equal tensors by."""
@@ -527,14 +517,14 @@ class Tensor(TensorMetadata):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The CUDA Array Interface, version 3; AttributeError off CUDA (`hasattr` is False)."""
-        from dlbridge.core.interfaces.cuda_array_interface import describe
+        from dlbridge.core.interfaces.array_interfaces import describe
 
         return describe(self)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """Numpy's array interface, version 3; AttributeError off the CPU (`hasattr` is False)."""
-        from dlbridge.core.interfaces.buffers import describe_array
+        from dlbridge.core.interfaces.array_interfaces import describe_array
 
         return describe_array(self)
 
@@ -615,10 +605,9 @@ class Tensor(TensorMetadata):
         """
         if stream is None and copy is None and like is None and not TRACES:
             here = self.device
-            there = device is here or (
+            if device is here or (
                 type(device) is str and device in FOUND and FOUND[device] is here
-            )
-            if there and self._array is not None:  # it has not expired
+            ):
                 return self
         from dlbridge.core.api import to_device
 

@@ -8,10 +8,10 @@ import pytest
 from ids import stable
 
 from dlbridge.core.interfaces import (
-    cuda_array_interface as cuda_array,
-    cuda_array_interface as outgoing_interface,
+    array_interfaces as cuda_array,
+    array_interfaces as outgoing_interface,
 )
-from dlbridge.core.interfaces.cuda_array_interface import describe, from_cuda_array_interface, parse
+from dlbridge.core.interfaces.array_interfaces import describe, from_cuda_array_interface, parse
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device

@@ -15,7 +15,6 @@ from functools import partial
 import numpy as np
 import pytest
 from counting_backend import NAME, counting
-from peers import peer
 
 import dlbridge as bridge
 from dlbridge.core.moves import copies as host_copies
@@ -241,8 +240,6 @@ def test_progress_is_a_bool_or_a_callable():
 
 BAR = """
 import sys, numpy as np, dlbridge
-for absent in sys.argv[2:]:
-    sys.modules[absent] = None  # its import raises ImportError
 dlbridge.to_device(np.zeros(int(sys.argv[1]), "u1"), "cpu", copy=True, progress=True)
 """
 
@@ -251,22 +248,17 @@ LIMIT = 256 << 20
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "terminal", "absent", "shows"),
+    ("nbytes", "terminal", "shows"),
     [
-        (LIMIT, True, [], b"100%|"),
-        (LIMIT, True, ["tqdm"], b"256.0/256.0 MiB"),
-        (LIMIT, True, ["tqdm", "rich"], b"100% [" + b"#" * 30 + b"] 256.0 MiB, "),
-        (LIMIT - 1, True, [], b""),
-        (LIMIT, False, [], b""),
+        (LIMIT, True, b"100% [" + b"#" * 30 + b"] 256.0 MiB, "),
+        (LIMIT - 1, True, b""),
+        (LIMIT, False, b""),
     ],
 )
-def test_the_bar(nbytes, terminal, absent, shows):
-    """Of tqdm, of rich, or our own: by what is installed."""
-    peer("tqdm")
-    peer("rich")
+def test_the_bar(nbytes, terminal, shows):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    command = [sys.executable, "-c", BAR, str(nbytes), *absent]
+    command = [sys.executable, "-c", BAR, str(nbytes)]
     process = subprocess.Popen(command, stderr=theirs if terminal else subprocess.PIPE)
     os.close(theirs)
     shown = b"".join(iter(partial(_read, ours), b""))  # a slow machine shows the bar more often

@@ -12,7 +12,7 @@ from scripts import run_scene
 import dlbridge as bridge
 from dlbridge import protocol
 from dlbridge.core.plugins import registry
-from dlbridge.core.plugins.contract import contracts, members
+from dlbridge.core.plugins.contract import CONTRACTS
 from dlbridge.core.plugins.cpu import CPU
 from dlbridge.errors import BackendError, DeviceMemoryError
 
@@ -153,8 +153,8 @@ def test_an_entry_point_that_no_device_string_can_name(monkeypatch):
 def test_every_fact_is_checked(load):
     """No declared attribute of the contract is taken whatever it is."""
     declared = {name for name in vars(protocol.Facts) if not name.startswith("_")}
-    for contract in contracts():
-        declared |= {name for name, function in members(contract).items() if function is None}
+    for contract in CONTRACTS:
+        declared |= {name for name, function in CONTRACTS[contract].items() if function is None}
     assert {"host_copies_block", "api", "max_strided_ndim"} <= declared
     for name in declared:
         with pytest.raises(BackendError, match=name):

@@ -15,9 +15,9 @@ from interrupted import Alarm, handled
 import dlbridge as bridge
 from dlbridge import protocol
 from dlbridge.core.plugins import registry
-from dlbridge.core.plugins.contract import contracts, members
+from dlbridge.core.plugins.contract import CONTRACTS
 from dlbridge.core.plugins.lookup import find_device
-from dlbridge.core.plugins.records import Plugin
+from dlbridge.core.plugins.registry import Plugin
 from dlbridge.errors import BackendError, DeviceError, DeviceLost, DeviceMemoryError, Error
 
 NAME = "failing_in_a_test"
@@ -134,8 +134,8 @@ def aligned():
 def test_every_member_is_here():
     names = {
         name
-        for contract in contracts()
-        for name, function in members(contract).items()
+        for contract in CONTRACTS
+        for name, function in CONTRACTS[contract].items()
         if function is not None
     }
     assert names == set(CALLS) | NOT_CALLED
