@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
+from threading import get_ident
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, DLDeviceType
@@ -15,6 +17,8 @@ from dlbridge.errors import BackendUnavailable
 from .lookup import find_device, plugin_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from typing import ParamSpec, TypeVar
     from weakref import ref
 
@@ -70,9 +74,37 @@ _latest: dict[Device, StreamUse] = {}
 """The use that the last memory outside of ``use_stream`` blocks got: most get the same."""
 
 
+class StreamBlock:
+    """What `use_stream` gives: each ``with`` of it is a block of its own, in any thread."""
+
+    __slots__ = ("_device", "_open", "_stream")
+
+    def __init__(self, device: DeviceLike, stream: StreamLike | None) -> None:
+        self._device, self._stream = device, stream
+        self._open: dict[int, list[AbstractContextManager[int]]] = {}  # by thread
+
+    def __enter__(self) -> int:
+        block = stream_block(self._device, self._stream)
+        handle = block.__enter__()
+        self._open.setdefault(get_ident(), []).append(block)
+        return handle
+
+    def __exit__(self, *raised: Any) -> None:
+        self._open[get_ident()].pop().__exit__(*raised)
+
+    def __call__(self, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        """*function*, each of whose calls is a block."""
+
+        @wraps(function)
+        def inside(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            with stream_block(self._device, self._stream):
+                return function(*args, **kwargs)
+
+        return inside
+
+
 @public
-@contextmanager
-def use_stream(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
+def use_stream(device: DeviceLike, stream: StreamLike | None) -> StreamBlock:
     """Queue this thread's work on *device* on *stream* inside the block.
 
     After the block, later work is ordered after the work of the block.
@@ -89,7 +121,8 @@ def use_stream(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
     Returns
     -------
     context manager
-        It gives the native handle of the stream. It is also a decorator of functions.
+        It gives the native handle of the stream, and can be entered again. It is also a
+        decorator of functions.
 
     Raises
     ------
@@ -119,6 +152,12 @@ def use_stream(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
     ...     with bridge.use_stream("cuda:0", stream):
     ...         return bridge.to_device(array, "cuda:0")
     """
+    return StreamBlock(device, stream)
+
+
+@contextmanager
+def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
+    """One block of `use_stream`."""
     where = find_device(device)
     plugin = plugin_of(where)
     if plugin.normalize_stream is None or plugin.wait is None:

@@ -230,18 +230,48 @@ def test_a_stream_is_chosen_for_one_thread(cuda):  # S17
         raise AssertionError
 
 
-def test_a_function_may_have_a_stream_of_its_own(cuda):
+def test_a_chosen_stream_may_be_entered_again(cuda):
     where = dlbridge.device("cuda:0")
+    chosen = dlbridge.use_stream(where, 0xAAA)
+    for _ in range(2):
+        with chosen as handle:
+            assert handle == dlbridge.current_stream(where) == 0xAAA
+        assert dlbridge.current_stream(where) == 0
+    with dlbridge.use_stream(where, 0xBBB):
+        with chosen, dlbridge.use_stream(where, 0xCCC), chosen:
+            assert dlbridge.current_stream(where) == 0xAAA
+        assert dlbridge.current_stream(where) == 0xBBB
 
-    @dlbridge.use_stream(where, 0xAAA)
+    @chosen
     def work(number):
         return number, dlbridge.current_stream(where)
 
-    with dlbridge.use_stream(where, 0xBBB):
-        assert work(1) == (1, 0xAAA)
-        assert dlbridge.current_stream(where) == 0xBBB
+    assert work(1) == (1, 0xAAA)
     assert work(2) == (2, 0xAAA)
     assert dlbridge.current_stream(where) == 0
+
+
+def test_a_chosen_stream_that_two_threads_enter(cuda):
+    where = dlbridge.device("cuda:0")
+    chosen = dlbridge.use_stream(where, 0xAAA)
+    entered, leave = threading.Event(), threading.Event()
+    seen = []
+
+    def work():
+        with chosen:
+            entered.set()
+            leave.wait(60)
+            seen.append(dlbridge.current_stream(where))
+        seen.append(dlbridge.current_stream(where))
+
+    thread = threading.Thread(target=work)
+    with chosen:
+        thread.start()
+        assert entered.wait(60)
+    assert dlbridge.current_stream(where) == 0
+    leave.set()
+    thread.join()
+    assert seen == [0xAAA, 0]
 
 
 def test_a_late_device_shows_a_missing_wait(monkeypatch):  # S17, S16
