@@ -574,14 +574,21 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     else:  # numbers have no dtype of their own
         given = operand_of(asarray(src, dtype=into.dtype if type(src) in _NUMBERS else None))
     if into.shape != given.shape or into.dtype is not given.dtype:
+        ways = []
+        if into.dtype is not given.dtype:
+            ways.append(f"convert it: dlbridge.astype(source, '{into.dtype}')")
+        if not given.shape:
+            ways.append("give one value for each element: dlbridge.full_like(t, value)")
+        elif into.shape != given.shape:
+            ways.append(f"make a view of the same shape: t[...], source.reshape({into.shape})")
         raise ValueError(
             f"cannot copy {given.dtype} {given.shape} into {into.dtype} {into.shape}: "
-            "shapes and dtypes must be equal; make a view (reshape, view) or convert it (astype)"
+            f"shapes and dtypes must be equal; {', and '.join(ways)}"
         )
     if into.readonly:
         raise ExchangeError(
-            f"{describe(target)} is read-only and cannot be copied into; copy into a copy of "
-            f"it: t = dlbridge.to_device(x, '{into.device}', copy=True), then copy_(t, source)"
+            f"{describe(target)} is read-only and cannot be copied into; copy into memory "
+            "of its own: t = dlbridge.empty_like(x), then copy_(t, source)"
         )
     if not into.contiguous and shares_places(into.shape, into.strides):
         raise ExchangeError(

@@ -237,7 +237,7 @@ CASES = {
     "a copy into memory that is read-only": (
         lambda: bridge.copy_(bytes(4), np.ones(4, "u1")),
         bridge.ExchangeError,
-        r"is read-only and cannot be copied into; copy into a copy of it: t = dlbridge\.to_device",
+        r"is read-only and cannot be copied into; copy into memory of its own: t = dlbridge\.empty_like",
     ),
     "a copy into what nobody can have": (
         lambda: bridge.copy_(peer("torch").ones(2, requires_grad=True), np.ones(2, "f4")),

@@ -41,7 +41,7 @@ VALUES = {
         lambda: bridge.plan(SMALL, "cpu", copy=True),
         "dlbridge.Plan(float32 (2, 3) from numpy.ndarray: cpu:0 -> cpu:0, 24 bytes copied)",
     ),
-    "Trace": (recorded, "dlbridge.Trace(1 moves, 24 bytes copied)"),
+    "Trace": (recorded, "dlbridge.Trace(1 move, 24 bytes copied)"),
     "HostView": (
         lambda: bridge.from_dlpack(SMALL).host_view(),
         "dlbridge.HostView(float32, shape=(2, 3), on cpu:0)",

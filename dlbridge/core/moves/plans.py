@@ -324,8 +324,7 @@ def plan_host_copy(plan: Plan, operand: Operand, refusal: str) -> None:
         plan.add("copy", source, target, operand.nbytes, reason)
         return
     if not operand.contiguous:
-        # The refusal comes first: compact memory would be copied as well.
-        reason = f"{refusal}, and strides {operand.strides} are packed before an upload"
+        reason = f"strides {operand.strides} are packed before an upload"
         plan.add("pack", source, source, operand.nbytes, reason)
     plan.add("upload", source, target, operand.nbytes, refusal)
 
@@ -421,7 +420,8 @@ class Trace:
         return sum(plan.copies for plan in self.plans)
 
     def _total(self) -> str:
-        return f"{len(self.plans)} moves, {self.nbytes} bytes copied"
+        moves = len(self.plans)
+        return f"{moves} move{'' if moves == 1 else 's'}, {self.nbytes} bytes copied"
 
     def __str__(self) -> str:
         lines = [f"{plan}\n  took {plan.seconds * 1e6:.0f} us" for plan in self.plans]
