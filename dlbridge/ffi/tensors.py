@@ -49,9 +49,9 @@ from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
 from ._lib import C, address, destructor, ffi
-from .any import HEADER, Handle, Packer, Temporaries, WeakTable, defines, pack, untrack
+from .any import HEADER, Handle, Packer, Temporaries, WeakTable, defines, pack, untrack, views
 from .errors import raised
-from .objects import pack_opaque
+from .objects import Argument, pack_opaque
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,12 +96,7 @@ def tensor_rule(cls: type) -> Packer | None:
         return partial(_pack_producer, declared=True) if declared else _pack_producer
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor):
-        own = table_of(torch.Tensor)
-        return _torch_packer(
-            table,
-            declared=is_readonly_torch(cls),
-            is_own=own is not None and table.address == own.address,
-        )
+        return _table_packer(table, table_of(torch.Tensor), declared=is_readonly_torch(cls))
     return _table_packer(table)
 
 
@@ -185,13 +180,18 @@ def _pack_numpy(value: Any, keep: Temporaries) -> tuple[int, int]:
     return _TENSOR, handle
 
 
-def _table_packer(table: ForeignTable, *, declared: bool = False, is_own: bool = False) -> Packer:
-    """*declared*: by the class itself the user says that the tensor is only read.
+def _table_packer(
+    table: ForeignTable, torchs: ForeignTable | None = None, *, declared: bool = False
+) -> Packer:
+    """*torchs*: for a class of torch its own table, whose structs are right; others are checked.
 
-    *is_own*: the table is torch's, whose structs are right; others are checked.
+    *declared*: by the class itself the user says that the tensor is only read.
     """
+    is_own = torchs is not None and table.address == torchs.address
 
     def pack_by_table(value: Any, keep: Temporaries) -> tuple[int, int]:
+        if torchs is not None:
+            _check_not_lazy(value, declared=declared)
         try:
             owner = table.receive(value)
         except BufferError:
@@ -228,20 +228,14 @@ def _stream_for(device: Device, producers: Callable[[], int]) -> int:
     return chosen
 
 
-def _torch_packer(table: ForeignTable, *, declared: bool, is_own: bool) -> Packer:
-    pack_by_table = _table_packer(table, declared=declared, is_own=is_own)
-
-    def pack_torch(value: Any, keep: Temporaries) -> tuple[int, int]:
-        # A gradient does not hinder reading the memory; a lazy sign or conjugation does.
-        plain = plain_torch(value) if declared else value
-        if plain.is_conj() or plain.is_neg():
-            raise ExchangeError(
-                "the torch tensor is lazily conjugated or negated, which a kernel does not see; "
-                "pass x.resolve_conj().resolve_neg()"
-            )
-        return pack_by_table(value, keep)
-
-    return pack_torch
+def _check_not_lazy(value: Any, *, declared: bool) -> None:
+    # A gradient does not hinder reading the memory; a lazy sign or conjugation does.
+    plain = plain_torch(value) if declared else value
+    if plain.is_conj() or plain.is_neg():
+        raise ExchangeError(
+            "the torch tensor is lazily conjugated or negated, which a kernel does not see; "
+            "pass x.resolve_conj().resolve_neg()"
+        )
 
 
 def native_rule(cls: type) -> Packer | None:
@@ -427,6 +421,9 @@ def lent_tensor(_tag: int, payload: int) -> Tensor:
     return adopt(read_managed(address(managed)), "a borrowed DLTensor")
 
 
+views[C.kTVMFFIDLTensorPtr] = lent_tensor
+
+
 def converter(like: Any) -> Callable[[Any], Any]:
     """A function that makes a Tensor a tensor of *like*, and leaves other values alone.
 
@@ -530,13 +527,18 @@ def torch_filling(cls: type) -> tuple[Callable[[Any], bool], Callable[[Any, Any]
     return torch.Tensor.is_neg, table.fill_view
 
 
-class ReadOnlyArgument:
+class ReadOnlyArgument(Argument):
     """The result of `readonly`: a value to be passed, whose tensors may be read-only."""
 
-    __slots__ = ("value",)
+    __slots__ = ()
 
-    def __init__(self, value: Any) -> None:
-        self.value: Any = value
+    def _pack(self, keep: Temporaries) -> tuple[int, int]:
+        """The value itself; its tensors, nested ones included, may be read-only."""
+        before, keep.reading = keep.reading, True
+        try:
+            return pack(self.value, keep)
+        finally:
+            keep.reading = before
 
     def __repr__(self) -> str:
         return f"dlbridge.ffi.readonly({self.value!r})"
@@ -567,15 +569,6 @@ def readonly(value: Any) -> ReadOnlyArgument:
     True
     """
     return ReadOnlyArgument(value)
-
-
-def pack_reading(value: ReadOnlyArgument, keep: Temporaries) -> tuple[int, int]:
-    """The value itself; its tensors, nested ones included, may be read-only."""
-    before, keep.reading = keep.reading, True
-    try:
-        return pack(value.value, keep)
-    finally:
-        keep.reading = before
 
 
 @public_in("dlbridge.ffi")
