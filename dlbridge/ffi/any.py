@@ -101,14 +101,9 @@ def bytes_of(array: Any) -> bytes:
     return ffi.unpack(array.data, array.size)  # type: ignore[no-any-return]
 
 
-def text(data: bytes) -> str:
-    """The text in *data*; wrong UTF-8 is kept as surrogates."""
-    return data.decode("utf-8", "surrogateescape")
-
-
 def text_of(array: Any) -> str:
-    """The text that a TVMFFIByteArray describes."""
-    return text(bytes_of(array))
+    """The text that a TVMFFIByteArray describes; wrong UTF-8 is kept as surrogates."""
+    return bytes_of(array).decode("utf-8", "surrogateescape")
 
 
 def native_type_index(handle: int) -> int:
@@ -566,6 +561,15 @@ def _big_int(handle: Handle, index: int) -> int:
     return int.from_bytes(bytes_of(C.TVMFFIBigIntGetContentByteArray(word)), "little", signed=True)
 
 
+def _view_raw_str(_tag: int, payload: int) -> str:
+    text: bytes = ffi.string(ffi.cast("char *", payload))
+    return text.decode("utf-8", "surrogateescape")
+
+
+def _view_small_str(tag: int, payload: int) -> str:
+    return _from_word(payload)[: tag >> 32].decode("utf-8", "surrogateescape")
+
+
 def _view_dtype(_tag: int, payload: int) -> DType:
     return DType.of(payload & 0xFF, payload >> 8 & 0xFF, payload >> 16 & 0xFFFF)
 
@@ -578,12 +582,11 @@ views: Final[dict[int, View]] = {
     C.kTVMFFIOpaquePtr: lambda _tag, payload: ctypes.c_void_p(payload & _WORD),
     C.kTVMFFIDataType: _view_dtype,
     C.kTVMFFIDevice: lambda _tag, payload: Device.of(payload & _LOW, payload >> 32),
-    # Copies of what a ``const char *`` and a ``TVMFFIByteArray *`` point to.
-    C.kTVMFFIRawStr: lambda _tag, payload: text(ffi.string(ffi.cast("char *", payload))),
+    C.kTVMFFIRawStr: _view_raw_str,
     C.kTVMFFIByteArrayPtr: lambda _tag, at: bytes_of(ffi.cast("TVMFFIByteArray *", at)),
     C.kTVMFFIObjectRValueRef: _view_rvalue,
     # Stored inline, the number of bytes in the tag.
-    C.kTVMFFISmallStr: lambda tag, payload: text(_from_word(payload)[: tag >> 32]),
+    C.kTVMFFISmallStr: _view_small_str,
     C.kTVMFFISmallBytes: lambda tag, payload: _from_word(payload)[: tag >> 32],
     C.kTVMFFIUnchanged: lambda _tag, _payload: UNCHANGED,
 }

@@ -5,6 +5,7 @@ Tensor objects that tensors are lent in. One frame lies ready; a call takes it a
 puts it back when its result is read, and whoever comes meanwhile, by recursion or
 in another thread, makes a new one. (A pool in a list costs 60 ns more for each
 call, a `threading.local` 50.) A call that fails leaves its frame to the collector.
+A bound call has a frame of its own, with nothing but a result, and puts it back always.
 A frame that lies ready has the result None, which is what a callee that returns
 nothing leaves, and keeps nothing.
 """
