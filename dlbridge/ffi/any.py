@@ -8,7 +8,7 @@ C returned.
 Values, objects and calls need each other: a list is packed by calling a function,
 which is an object, and what the call returns may be any value. That circle is closed
 in one place. The last module of the room, `classes`, knows all classes of values and
-hands the tables over by `complete`; this module only keeps what was found in them.
+fills the tables `RULES` and `CONSTRUCTORS`; this module only asks them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import weakref
 from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]  # private, see _sweep
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import python_api
@@ -32,9 +32,6 @@ from dlbridge.core.values.dtypes import DType, dtype
 from dlbridge.core.values.suggestions import with_article
 
 from ._lib import C, address, ffi, has, py
-
-if TYPE_CHECKING:
-    from .objects import Object
 
 Packer = Callable[[Any, "Temporaries"], tuple[int, int]]
 """Tag and payload of a Python value, borrowed: good while the `Temporaries` live."""
@@ -120,30 +117,12 @@ def use_count(handle: int) -> int:
     return count
 
 
-class Room(NamedTuple):
-    """What the beginning of the room needs of its end: the classes of all values."""
+# What the last module of the room fills in: the classes of all values.
 
-    find_packer: Callable[[type], Packer]
-    lent_tensor: View
-    """What a callback sees of a ``DLTensor *``."""
-    constructors: Mapping[int, Constructor]
-    """Objects: type index -> function of ``(handle, index)``, which takes one reference over."""
-    hand_over: Callable[[Object], Any]
-    """The tvm_ffi package's wrapper of an object."""
-
-
-_room: list[Room] = []
-
-
-def complete(room: Room) -> None:
-    """Take what the last module hands over; from then on values can be packed and unpacked."""
-    _room.append(room)
-    views[_LENT] = room.lent_tensor
-
-
-def completed() -> Room:
-    """What the last module has handed over."""
-    return _room[0]
+RULES: Final[list[Rule]] = []
+"""Asked in this order for each class of which `EXACT` has no packer; the last takes all."""
+CONSTRUCTORS: Final[dict[int, Constructor]] = {}
+"""Objects: type index -> function of ``(handle, index)``, which takes one reference over."""
 
 
 # --- Python to C ---------------------------------------------------------------
@@ -159,7 +138,7 @@ def packer_of(cls: type) -> Packer:
         return found
     if len(packers) > CACHED_CLASSES:  # the cache keeps classes alive: it must not grow for ever
         packers.clear()
-    found = packers[cls] = _room[0].find_packer(cls)
+    found = packers[cls] = EXACT.get(cls) or next(filter(None, (rule(cls) for rule in RULES)))
     return found
 
 
@@ -317,13 +296,12 @@ def _constructor_of(index: int) -> Constructor:
     """The constructor of the type or of its nearest ancestor that has one, kept for *index*."""
     if index > LAST_INDEX:  # the library would end the process
         raise _impossible(index)
-    known = _room[0].constructors
-    found = known.get(index)
+    found = CONSTRUCTORS.get(index)
     if found is None:
         info = ffi.cast("TVMFFITypeInfo *", py.TVMFFIGetTypeInfo(index))
         ancestors = [info.type_ancestors[i].type_index for i in range(info.type_depth)]
         # The last is the nearest one; kTVMFFIObject is an ancestor of every type.
-        found = next(known[above] for above in reversed(ancestors) if above in known)
+        found = next(CONSTRUCTORS[above] for above in reversed(ancestors) if above in CONSTRUCTORS)
     constructors[index] = found
     return found
 
@@ -387,6 +365,7 @@ _BOOL: Final[int] = C.kTVMFFIBool
 _SMALL_STR: Final[int] = C.kTVMFFISmallStr
 _SMALL_BYTES: Final[int] = C.kTVMFFISmallBytes
 _LOW: Final = 0xFFFFFFFF
+_WORD: Final = (1 << 64) - 1
 
 # The same texts are passed again and again: names, options, keys.
 short_texts: Final[dict[str, tuple[int, int]]] = {}
@@ -554,38 +533,6 @@ UNCHANGED: Final = Unchanged()
 # --- C to Python ---------------------------------------------------------------
 
 
-def _view_float(_tag: int, payload: int) -> float:
-    """A double."""
-    return _to_double(_from_word(payload))[0]  # type: ignore[no-any-return]  # struct gives Any
-
-
-def _view_opaque_pointer(_tag: int, payload: int) -> ctypes.c_void_p:
-    """A pointer that is only passed on."""
-    return ctypes.c_void_p(payload & (1 << 64) - 1)
-
-
-def _view_raw_str(_tag: int, payload: int) -> str:
-    """A copy of the text at a ``const char *``."""
-    text: bytes = ffi.string(ffi.cast("char *", payload))
-    return text.decode("utf-8", "surrogateescape")
-
-
-def _view_byte_array(_tag: int, payload: int) -> bytes:
-    """A copy of the bytes that a ``TVMFFIByteArray *`` describes."""
-    return bytes_of(ffi.cast("TVMFFIByteArray *", payload))
-
-
-def _view_small_bytes(tag: int, payload: int) -> bytes:
-    """Bytes stored inline, their number in the tag."""
-    return (payload & (1 << 64) - 1).to_bytes(8, "little")[: tag >> 32]
-
-
-def _view_small_str(tag: int, payload: int) -> str:
-    """Text stored inline, the number of its bytes in the tag."""
-    # At most 7 bytes: the payload is not negative.
-    return payload.to_bytes(8, "little")[: tag >> 32].decode("utf-8", "surrogateescape")
-
-
 def _view_rvalue(_tag: int, payload: int) -> Any:
     """The object that a caller moves to us: its slot holds the reference, which is taken."""
     slot = ffi.cast("void **", payload)
@@ -594,16 +541,6 @@ def _view_rvalue(_tag: int, payload: int) -> Any:
         raise ValueError("the argument has been moved away already")
     slot[0] = ffi.NULL
     return unpack(native_type_index(handle), handle)
-
-
-def _view_dtype(_tag: int, payload: int) -> DType:
-    """A DLDataType."""
-    return DType.of(payload & 0xFF, payload >> 8 & 0xFF, payload >> 16 & 0xFFFF)
-
-
-def _view_device(_tag: int, payload: int) -> Device:
-    """A DLDevice."""
-    return Device.of(payload & _LOW, payload >> 32)
 
 
 def _heap_bytes(handle: int, _index: int) -> bytes:
@@ -624,19 +561,33 @@ def _big_int(handle: Handle, index: int) -> int:
     return int.from_bytes(bytes_of(C.TVMFFIBigIntGetContentByteArray(word)), "little", signed=True)
 
 
+def _view_raw_str(_tag: int, payload: int) -> str:
+    text: bytes = ffi.string(ffi.cast("char *", payload))
+    return text.decode("utf-8", "surrogateescape")
+
+
+def _view_small_str(tag: int, payload: int) -> str:
+    return _from_word(payload)[: tag >> 32].decode("utf-8", "surrogateescape")
+
+
+def _view_dtype(_tag: int, payload: int) -> DType:
+    return DType.of(payload & 0xFF, payload >> 8 & 0xFF, payload >> 16 & 0xFFFF)
+
+
 views: Final[dict[int, View]] = {
     C.kTVMFFINone: lambda _tag, _payload: None,
     C.kTVMFFIInt: lambda _tag, payload: payload,
     C.kTVMFFIBool: lambda _tag, payload: payload != 0,
-    C.kTVMFFIFloat: _view_float,
-    C.kTVMFFIOpaquePtr: _view_opaque_pointer,
+    C.kTVMFFIFloat: lambda _tag, payload: _to_double(_from_word(payload))[0],
+    C.kTVMFFIOpaquePtr: lambda _tag, payload: ctypes.c_void_p(payload & _WORD),
     C.kTVMFFIDataType: _view_dtype,
-    C.kTVMFFIDevice: _view_device,
+    C.kTVMFFIDevice: lambda _tag, payload: Device.of(payload & _LOW, payload >> 32),
     C.kTVMFFIRawStr: _view_raw_str,
-    C.kTVMFFIByteArrayPtr: _view_byte_array,
+    C.kTVMFFIByteArrayPtr: lambda _tag, at: bytes_of(ffi.cast("TVMFFIByteArray *", at)),
     C.kTVMFFIObjectRValueRef: _view_rvalue,
+    # Stored inline, the number of bytes in the tag.
     C.kTVMFFISmallStr: _view_small_str,
-    C.kTVMFFISmallBytes: _view_small_bytes,
+    C.kTVMFFISmallBytes: lambda tag, payload: _from_word(payload)[: tag >> 32],
     C.kTVMFFIUnchanged: lambda _tag, _payload: UNCHANGED,
 }
 """Plain values, which C may own still: type index -> value of ``(tag, payload)``."""

@@ -4,7 +4,7 @@ The table answers an unknown index by ending the process, so every index here
 comes from a live object, from another type's ancestors, or from
 TVMFFITypeKeyToIndex.
 
-This is the last module of the room: it hands its tables over to the first (`complete`).
+This is the last module of the room: it fills the tables of the first, `any`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,19 @@ from dlbridge.core.values.suggestions import with_article
 
 from ._lib import C, address, ffi, py
 from .any import (
-    EXACT as PLAIN,
+    CONSTRUCTORS,
     INDEX_MASK,
     NUMBERS_AND_TEXTS,
     OBJECT_BEGIN,
     OBJECT_PROTOCOL,
     OTHER_VALUES,
+    RULES,
     TEXTS_AND_NUMBERS,
     ByteArray,
     Constructor,
     Handle,
     Members,
-    Packer,
-    Room,
-    Rule,
     by_method,
-    complete,
     defining,
     pack,
     release,
@@ -49,16 +46,12 @@ from .any import (
 from .calls import ask, call_with_gil, new_memory, perform
 from .containers import (
     Array,
-    Container,
     Dict,
     List,
     Map,
-    Packed,
     Shape,
     build_by,
-    pack_container,
     pack_mapping,
-    pack_packed,
     pack_peer_container,
     pack_sequence,
     pack_shape,
@@ -77,26 +70,19 @@ from .functions import (
 from .modules import Module
 from .objects import (
     MAX_DEPTH,
-    Checked,
-    MovedObject,
+    Argument,
     Object,
     bounded,
     checked,
     handle_of,
     opaque_value,
-    pack_checked,
-    pack_moved,
-    pack_object,
     pack_opaque,
     pack_peer,
     remember,
     wrap,
 )
 from .tensors import (
-    ReadOnlyArgument,
-    lent_tensor,
     native_rule,
-    pack_reading,
     tensor_of,
     tensor_rule,
 )
@@ -286,7 +272,7 @@ def get_registered_type_keys() -> list[str]:
 _Class = TypeVar("_Class", bound=type[Object])
 
 # Names that Object itself needs: a field cannot have them. The constructor is made apart.
-_RESERVED: Final = frozenset({"_adopt", "_handle", "_index", "__weakref__", "__ffi_init__"})
+_RESERVED: Final = {"_adopt", "_handle", "_index", "_pack", "__weakref__", "__ffi_init__"}
 
 _classes: dict[int, type[Object]] = {
     C.kTVMFFIObject: Object,
@@ -529,7 +515,7 @@ def _become(self: Any, /, fconstructor: Function, *args: Any) -> None:
     """``__init_handle_by_constructor__``: let *self* wrap the object that a function makes."""
     if getattr(self, "_handle", None) is not None:
         raise TypeError(f"this {type(self).__name__} is constructed already")
-    tag, payload = build_by(pack_object(fconstructor, Members())[1], args)
+    tag, payload = build_by(handle_of(fconstructor), args)
     index = tag & INDEX_MASK
     expected = getattr(type(self), "__tvm_ffi_type_info__", info_of(C.kTVMFFIObject)).type_index
     if index < OBJECT_BEGIN or expected not in (index, *info_of(index).ancestors):
@@ -714,8 +700,8 @@ _handed: dict[int, Object] = {}
 _keys = count()
 
 
-def hand_over(value: Object) -> Any:
-    """tvm_ffi's wrapper of the object *value*."""
+def _hand_over(value: Object) -> Any:
+    """The tvm_ffi package's wrapper of this object; that package asks for it."""
     if get_global_func(_HAND_OVER, allow_missing=True) is None:
         register_global_func(_HAND_OVER, _handed.pop, override=True)
     key = next(_keys)  # of its own for each: threads may hand over one object at a time
@@ -724,6 +710,9 @@ def hand_over(value: Object) -> Any:
         return sys.modules["tvm_ffi"].get_global_func(_HAND_OVER)(key)
     finally:
         _handed.pop(key, None)
+
+
+Object.__tvm_ffi_object__ = _hand_over  # type: ignore[attr-defined]  # by a function of the registry
 
 
 class ObjectConvertible:
@@ -763,62 +752,41 @@ def _wrapper(cls: type[Object]) -> Constructor:
     return lambda handle, index: wrap(handle, index, cls)
 
 
-CONSTRUCTORS: Final[Mapping[int, Constructor]] = {
-    **TEXTS_AND_NUMBERS,
-    # Every type that has no nearer ancestor here.
-    C.kTVMFFIObject: lambda handle, index: wrap(handle, index, class_of(index)),
-    C.kTVMFFIError: _wrapper(Error),
-    C.kTVMFFIFunction: _wrapper(Function),
-    C.kTVMFFIShape: shape_of,
-    C.kTVMFFITensor: tensor_of,
-    C.kTVMFFIArray: _wrapper(Array),
-    C.kTVMFFIMap: _wrapper(Map),
-    C.kTVMFFIOpaquePyObject: opaque_value,
-    C.kTVMFFIList: _wrapper(List),
-    C.kTVMFFIDict: _wrapper(Dict),
-}
-"""Objects: type index -> function of ``(handle, index)``, which takes one reference over."""
-
-
-EXACT: Final[Mapping[type, Packer]] = {
-    **PLAIN,
-    Packed: pack_packed,
-    Checked: pack_checked,
-    MovedObject: pack_moved,
-    ReadOnlyArgument: pack_reading,
-}
-"""Packers of exactly these classes; subclasses go by `RULES`."""
-
-RULES: Final[tuple[Rule, ...]] = (
-    subclasses(Container, pack_container),
-    *(
-        subclasses_of("tvm_ffi", cls.__name__, pack_peer_container)
-        for cls in (Array, List, Map, Dict)
-    ),
-    subclasses(Object, pack_object),
-    subclasses(ObjectConvertible, by_method("asobject", pack)),
-    defining("__chandle__", pack_peer),  # objects of tvm_ffi are what they are to C
-    OBJECT_PROTOCOL,
-    tensor_rule,
-    *NUMBERS_AND_TEXTS,
-    subclasses(Shape, pack_shape),
-    subclasses_of("tvm_ffi", "Shape", pack_shape),
-    subclasses((list, tuple), pack_sequence),
-    subclasses(dict, pack_mapping),
-    *OTHER_VALUES,
-    subclasses(BaseException, pack_exception),
-    defining("__call__", pack_callable),
-    native_rule,
+CONSTRUCTORS.update(
+    {
+        **TEXTS_AND_NUMBERS,
+        # Every type that has no nearer ancestor here.
+        C.kTVMFFIObject: lambda handle, index: wrap(handle, index, class_of(index)),
+        C.kTVMFFIShape: shape_of,
+        C.kTVMFFITensor: tensor_of,
+        C.kTVMFFIOpaquePyObject: opaque_value,
+        **{index: _wrapper(cls) for cls, index in _OF_A_LAYOUT.items()},
+    }
 )
-"""Asked in this order for every other class; what no rule takes is carried as it is."""
 
-
-def find_packer(cls: type) -> Packer:
-    """The packer for instances of *cls*."""
-    found = EXACT.get(cls)
-    if found is not None:
-        return found
-    return next(filter(None, (rule(cls) for rule in RULES)), pack_opaque)
+RULES.extend(
+    (
+        lambda cls: cls._pack if issubclass(cls, (Object, Argument)) else None,
+        *(
+            subclasses_of("tvm_ffi", cls.__name__, pack_peer_container)
+            for cls in (Array, List, Map, Dict)
+        ),
+        subclasses(ObjectConvertible, by_method("asobject", pack)),
+        defining("__chandle__", pack_peer),  # objects of tvm_ffi are what they are to C
+        OBJECT_PROTOCOL,
+        tensor_rule,
+        *NUMBERS_AND_TEXTS,
+        subclasses(Shape, pack_shape),
+        subclasses_of("tvm_ffi", "Shape", pack_shape),
+        subclasses((list, tuple), pack_sequence),
+        subclasses(dict, pack_mapping),
+        *OTHER_VALUES,
+        subclasses(BaseException, pack_exception),
+        defining("__call__", pack_callable),
+        native_rule,
+        lambda _cls: pack_opaque,  # carried as it is
+    )
+)
 
 
 class StructuralKey(Object):
@@ -854,8 +822,6 @@ class StructuralKey(Object):
         keys = bounded(self), bounded(other)
         return ask("ffi.StructuralKeyEqual", *keys)  # type: ignore[no-any-return]
 
-
-complete(Room(find_packer, lent_tensor, CONSTRUCTORS, hand_over))
 
 for _key, _class in (("ffi.Module", Module), ("ffi.StructuralKey", StructuralKey)):
     if _key in get_registered_type_keys():  # older libraries do without some

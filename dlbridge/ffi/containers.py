@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import operator
+import sys
 from array import array
 from collections.abc import (
     ItemsView,
@@ -47,13 +48,13 @@ from .calls import ask, builtin, call_with_gil, new_memory, perform
 from .errors import Error, raised
 from .objects import (
     MAX_DEPTH,
+    Argument,
     MovedObject,
     Object,
     Same,
     bounded,
     handle_of,
     new_wrapper,
-    pack_object,
     pack_peer,
 )
 
@@ -68,7 +69,7 @@ _STR: Final[int] = C.kTVMFFIStr
 ANY_SIZE: Final[int] = ffi.sizeof("TVMFFIAny")
 
 
-class Packed:
+class Packed(Argument):
     """A value packed ahead of the call that it is for.
 
     Packing may run the value's own code (``__tvm_ffi_value__``, ``__dlpack__``),
@@ -81,10 +82,8 @@ class Packed:
         self._keep = Members()
         self.words: tuple[int, int] = pack(value, self._keep)
 
-
-def pack_packed(value: Packed, _keep: Temporaries) -> tuple[int, int]:
-    """The words that were made ahead; the caller keeps *value*."""
-    return value.words
+    def _pack(self, keep: Temporaries) -> tuple[int, int]:  # the caller keeps it
+        return self.words
 
 
 def decode(data: Any, size: int) -> list[Any]:
@@ -219,6 +218,14 @@ class Container(Object):
         """A new container of *values*: elements, or keys and values one after the other."""
         return new_wrapper(build(cls._name, values), cls._type, cls)
 
+    def _pack(self, keep: Temporaries) -> tuple[int, int]:
+        """The object itself; the streams of tensors anywhere inside are noted for the call."""
+        packed = super()._pack(keep)
+        if not isinstance(keep, Members):
+            for tensor in tensors_in(self):
+                pack(tensor, keep)
+        return packed
+
     def _call(self, name: str, *arguments: Any) -> Any:
         """The result of the library's function of that *name* on this object, with the GIL held."""
         return ask(self._name + name, self, *arguments)
@@ -320,15 +327,6 @@ def _same_object(x: Any, y: Any) -> bool:
     return bool(x == y)
 
 
-def pack_container(value: Container, keep: Temporaries) -> tuple[int, int]:
-    """The object itself; the streams of tensors anywhere inside are noted for the call."""
-    packed = pack_object(value, keep)
-    if not isinstance(keep, Members):
-        for tensor in tensors_in(value):
-            pack(tensor, keep)
-    return packed
-
-
 def tensors_in(value: Container) -> list[Tensor]:
     """The tensors in *value* and the containers in it, each container looked at once."""
     found, seen, waiting = [], {handle_of(value)}, [value]
@@ -346,7 +344,7 @@ def pack_peer_container(value: Any, keep: Temporaries) -> tuple[int, int]:
     """A container of the tvm_ffi package, which is the same object for us."""
     ours = view(*pack_peer(value, keep))
     keep.append(ours)
-    return pack_container(ours, keep)
+    return ours._pack(keep)  # type: ignore[no-any-return]
 
 
 _T = TypeVar("_T")
@@ -585,15 +583,11 @@ class List(_Sequence[_T], MutableSequence[_T]):
 
     def append(self, value: _T) -> None:
         """Add *value* at the end."""
-        item = Packed(value)
-        with changing():
-            self._call("Append", item)
+        self.insert(sys.maxsize, value)
 
     def extend(self, values: Iterable[_T]) -> None:
         """Add all of *values* at the end, or none if one cannot be converted."""
-        new = List(values)
-        with changing():
-            self._replace(len(self), len(self), new)
+        self[sys.maxsize :] = values
 
     def pop(self, index: SupportsIndex = -1) -> _T:
         """Remove and return the element at *index*."""
@@ -720,7 +714,7 @@ def _pairs(values: Any) -> list[Any]:
 def _packed_key(key: Any) -> Packed:
     """A key that is passed twice: to find its value, and to change it."""
     if type(key) is MovedObject:
-        name = type(key.moved).__name__
+        name = type(key.value).__name__
         raise TypeError(
             f"the result of _move() cannot be the key of a Dict; pass the {name} itself"
         )

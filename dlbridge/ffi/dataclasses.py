@@ -199,9 +199,7 @@ def asdict(obj: Any) -> dict[str, Any]:
     >>> ffi.dataclasses.asdict(step)["key"]
     0
     """
-    if isinstance(obj, type):
-        raise TypeError("asdict() takes an object, not its class")
-    return {field.name: _plain(field.__get__(obj), asdict) for field in fields(obj)}
+    return {name: _plain(value, asdict) for name, value in _content(obj, "asdict").items()}
 
 
 @public_in("dlbridge.ffi.dataclasses")
@@ -223,9 +221,13 @@ def astuple(obj: Any) -> tuple[Any, ...]:
     >>> ffi.dataclasses.astuple(ffi.get_first_structural_mismatch([1], [2])[0]._to_steps()[0])[-1]
     0
     """
+    return tuple(_plain(value, astuple) for value in _content(obj, "astuple").values())
+
+
+def _content(obj: Any, function: str) -> dict[str, Any]:
     if isinstance(obj, type):
-        raise TypeError("astuple() takes an object, not its class")
-    return tuple(_plain(field.__get__(obj), astuple) for field in fields(obj))
+        raise TypeError(f"{function}() takes an object, not its class")
+    return {field.name: field.__get__(obj) for field in fields(obj)}
 
 
 def _plain(value: Any, convert: Callable[[Any], Any]) -> Any:
@@ -264,14 +266,11 @@ def replace(obj: _Record, /, **changes: Any) -> _Record:
     >>> ffi.dataclasses.asdict(ffi.dataclasses.replace(before, v_i32=5))
     {'v_i64': 1, 'v_i32': 5}
     """
-    if isinstance(obj, type):
-        raise TypeError("replace() takes an object, not its class")
-    known = {field.name for field in fields(obj)}
-    for name in changes:
-        if name not in known:
-            raise TypeError(
-                f"{type(obj).__name__} has no field {name!r}; it has {', '.join(sorted(known))}"
-            )
+    known = _content(obj, "replace")
+    for name in changes.keys() - known:
+        raise TypeError(
+            f"{type(obj).__name__} has no field {name!r}; it has {', '.join(sorted(known))}"
+        )
     made = copy.copy(obj)
     for name, value in changes.items():
         setattr(made, name, value)

@@ -408,11 +408,10 @@ class Function(Object):
         >>> step()
         (1, 2)
         """
-        if self._handle is None:
-            raise ValueError("the Function was moved into a call and is empty now")
-        if not ffi.cast("TVMFFIFunctionCell *", self._handle + HEADER).safe_call:
+        handle = handle_of(self)
+        if not ffi.cast("TVMFFIFunctionCell *", handle + HEADER).safe_call:
             _say_null()
-        return bind(self._handle, list(arguments), silent=returns_none(self.metadata))
+        return bind(handle, list(arguments), silent=returns_none(self.metadata))
 
     # A function that returns no tensor gains nothing by `like`: the types say tensors.
     @overload

@@ -19,7 +19,6 @@ from .any import (
     Handle,
     Temporaries,
     WeakTable,
-    completed,
     made,
     native_type_index,
     new_place,
@@ -108,9 +107,11 @@ class Object:
         """
         return MovedObject(self)
 
-    def __tvm_ffi_object__(self) -> Any:
-        """The tvm_ffi package's wrapper of this object; that package asks for it."""
-        return completed().hand_over(self)
+    def _pack(self, keep: Temporaries) -> tuple[int, int]:
+        """The object itself; *keep* owns a reference, as *self* may be moved away meanwhile."""
+        handle = handle_of(self)
+        keep.append(handle)
+        return self._index, handle
 
     def __reduce__(self) -> Any:
         # Python would copy the address, and drop a reference that was never taken.
@@ -128,13 +129,28 @@ class Object:
 Same: TypeAlias = int | float | str | bytes | DType | Device | Object | None
 
 
-class MovedObject:
+class Argument:
+    """The base of our classes of values that stand for another one in a call, and pack it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value: Any = value
+
+    def _pack(self, keep: Temporaries) -> tuple[int, int]:
+        raise NotImplementedError
+
+
+class MovedObject(Argument):
     """The result of `Object._move`, to be used as an argument once."""
 
-    __slots__ = ("moved",)
+    __slots__ = ()
 
-    def __init__(self, moved: Object) -> None:
-        self.moved: Object = moved
+    def _pack(self, keep: Temporaries) -> tuple[int, int]:
+        """The address of a slot with the object's reference, for the callee to take."""
+        slot = _Slot(self.value)
+        keep.append(slot)
+        return C.kTVMFFIObjectRValueRef, address(slot.slot)
 
 
 _Wrapper = TypeVar("_Wrapper", bound=Object)
@@ -185,20 +201,6 @@ def type_key_of(index: int) -> str:
     return text_of(info.type_key)
 
 
-def pack_object(value: Object, keep: Temporaries) -> tuple[int, int]:
-    """The object itself; *keep* owns a reference, as *value* may be moved away meanwhile."""
-    handle = handle_of(value)
-    keep.append(handle)
-    return value._index, handle
-
-
-def pack_moved(value: MovedObject, keep: Temporaries) -> tuple[int, int]:
-    """The address of a slot with the object's reference, for the callee to take."""
-    slot = _Slot(value.moved)
-    keep.append(slot)
-    return C.kTVMFFIObjectRValueRef, address(slot.slot)
-
-
 class _Slot:
     """Holds an object's only reference during a call; what is not taken goes back."""
 
@@ -206,7 +208,7 @@ class _Slot:
 
     def __init__(self, moved: Object) -> None:
         self.slot = ffi.new("void **")  # empty, should the next line fail
-        _tag, handle = pack_object(moved, Temporaries())
+        handle = handle_of(moved)
         self.moved = moved
         py.TVMFFIObjectIncRef(handle)
         self.slot[0] = ffi.cast("void *", handle)
@@ -287,28 +289,23 @@ MAX_DEPTH: Final = 2000
 """Levels that are passed on to C++: a tenth of what was seen to crash with 8 MiB of stack."""
 
 
-class Checked:
+class Checked(Argument):
     """A value that is `bounded` as C will see it, when it is packed.
 
     Where packing it takes too many levels, the value itself is looked at before that is raised.
     """
 
-    __slots__ = ("value",)
+    __slots__ = ()
 
-    def __init__(self, value: Any) -> None:
-        self.value: Any = value
-
-
-def pack_checked(value: Checked, keep: Temporaries) -> tuple[int, int]:
-    """The value, looked at."""
-    try:
-        tag, payload = pack(value.value, keep)
-    except RecursionError:
-        bounded(value.value)
-        raise
-    if tag & INDEX_MASK >= OBJECT_BEGIN and tag != C.kTVMFFITensor:
-        bounded(view(tag, payload))
-    return tag, payload
+    def _pack(self, keep: Temporaries) -> tuple[int, int]:
+        try:
+            tag, payload = pack(self.value, keep)
+        except RecursionError:
+            bounded(self.value)
+            raise
+        if tag & INDEX_MASK >= OBJECT_BEGIN and tag != C.kTVMFFITensor:
+            bounded(view(tag, payload))
+        return tag, payload
 
 
 def pack_peer(value: Any, _keep: Temporaries) -> tuple[int, int]:
@@ -378,6 +375,6 @@ def checked(value: Any) -> Any:
     known what it becomes (`readonly`, ``asobject``, a container of tvm_ffi).
     """
     if isinstance(value, MovedObject):
-        bounded(value.moved)
+        bounded(value.value)
         return value
     return bounded(value) if isinstance(value, Object) else Checked(value)

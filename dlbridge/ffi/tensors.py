@@ -29,14 +29,9 @@ from dlbridge.core import api
 from dlbridge.core.dlpack.capsules import Received, read_managed
 from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
-from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
+from dlbridge.core.dlpack.structs import DLPACK_VERSION
 from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.implementation_details.python_api import (
-    address_in,
-    immortal,
-    memory,
-    word_at,
-)
+from dlbridge.core.implementation_details.python_api import address_in, immortal
 from dlbridge.core.interfaces.dlpack import as_tensor
 from dlbridge.core.interfaces.native import import_native, is_of_backend
 from dlbridge.core.libraries.library import origin_of
@@ -54,9 +49,9 @@ from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
 from ._lib import C, address, destructor, ffi
-from .any import HEADER, Handle, Packer, Temporaries, WeakTable, defines, pack, untrack
+from .any import HEADER, Handle, Packer, Temporaries, WeakTable, defines, pack, untrack, views
 from .errors import raised
-from .objects import pack_opaque
+from .objects import Argument, pack_opaque
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,12 +96,7 @@ def tensor_rule(cls: type) -> Packer | None:
         return partial(_pack_producer, declared=True) if declared else _pack_producer
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor):
-        own = table_of(torch.Tensor)
-        return _torch_packer(
-            table,
-            declared=is_readonly_torch(cls),
-            is_own=own is not None and table.address == own.address,
-        )
+        return _table_packer(table, table_of(torch.Tensor), declared=is_readonly_torch(cls))
     return _table_packer(table)
 
 
@@ -190,13 +180,18 @@ def _pack_numpy(value: Any, keep: Temporaries) -> tuple[int, int]:
     return _TENSOR, handle
 
 
-def _table_packer(table: ForeignTable, *, declared: bool = False, is_own: bool = False) -> Packer:
-    """*declared*: by the class itself the user says that the tensor is only read.
+def _table_packer(
+    table: ForeignTable, torchs: ForeignTable | None = None, *, declared: bool = False
+) -> Packer:
+    """*torchs*: for a class of torch its own table, whose structs are right; others are checked.
 
-    *is_own*: the table is torch's, whose structs are right; others are checked.
+    *declared*: by the class itself the user says that the tensor is only read.
     """
+    is_own = torchs is not None and table.address == torchs.address
 
     def pack_by_table(value: Any, keep: Temporaries) -> tuple[int, int]:
+        if torchs is not None:
+            _check_not_lazy(value, declared=declared)
         try:
             owner = table.receive(value)
         except BufferError:
@@ -233,20 +228,14 @@ def _stream_for(device: Device, producers: Callable[[], int]) -> int:
     return chosen
 
 
-def _torch_packer(table: ForeignTable, *, declared: bool, is_own: bool) -> Packer:
-    pack_by_table = _table_packer(table, declared=declared, is_own=is_own)
-
-    def pack_torch(value: Any, keep: Temporaries) -> tuple[int, int]:
-        # A gradient does not hinder reading the memory; a lazy sign or conjugation does.
-        plain = plain_torch(value) if declared else value
-        if plain.is_conj() or plain.is_neg():
-            raise ExchangeError(
-                "the torch tensor is lazily conjugated or negated, which a kernel does not see; "
-                "pass x.resolve_conj().resolve_neg()"
-            )
-        return pack_by_table(value, keep)
-
-    return pack_torch
+def _check_not_lazy(value: Any, *, declared: bool) -> None:
+    # A gradient does not hinder reading the memory; a lazy sign or conjugation does.
+    plain = plain_torch(value) if declared else value
+    if plain.is_conj() or plain.is_neg():
+        raise ExchangeError(
+            "the torch tensor is lazily conjugated or negated, which a kernel does not see; "
+            "pass x.resolve_conj().resolve_neg()"
+        )
 
 
 def native_rule(cls: type) -> Packer | None:
@@ -432,6 +421,9 @@ def lent_tensor(_tag: int, payload: int) -> Tensor:
     return adopt(read_managed(address(managed)), "a borrowed DLTensor")
 
 
+views[C.kTVMFFIDLTensorPtr] = lent_tensor
+
+
 def converter(like: Any) -> Callable[[Any], Any]:
     """A function that makes a Tensor a tensor of *like*, and leaves other values alone.
 
@@ -459,8 +451,6 @@ def _wrapped(tensor: Tensor, table: ForeignTable) -> Any:
 ALONE: Final = 1 << 32 | 1
 """The count of an object with one reference: the strong ones hold one weak reference."""
 _FREE: Final[int] = C.kTVMFFIObjectDeleterFlagBitMaskWeak
-_CPU_TYPE: Final[int] = C.kDLCPU
-_COMPLEX: Final[int] = C.kDLComplex
 
 _lent: Final[dict[int, tuple[Any, Any]]] = {}
 """Address of an object -> its memory, and what holds the argument that it describes now.
@@ -478,38 +468,31 @@ def _forget(key: int, flags: int, _lent: dict[int, Any] = _lent, _free: int = _F
 _deleters: Final = [address(destructor("void(*)(void *, int)", _forget, "void(intptr_t, int32_t)"))]
 
 
-_DEVICE_AT: Final = (HEADER + ffi.offsetof("DLTensor", "device")) // 4
-_CODE_AT: Final = HEADER + ffi.offsetof("DLTensor", "dtype")
-# In words of `memory`: the DLTensor of an object, and what a DLManagedTensorVersioned has.
-_TENSOR_WORDS: Final = ffi.sizeof("DLTensor") // 8
-_OF_OBJECT: Final = slice(HEADER // 8, HEADER // 8 + _TENSOR_WORDS)
-_FLAGS_WORD: Final = word_at(ffi.offsetof("DLManagedTensorVersioned", "flags"))
-_TENSOR_WORD: Final = word_at(ffi.offsetof("DLManagedTensorVersioned", "dl_tensor"))
-_TENSOR_END: Final = _TENSOR_WORD + _TENSOR_WORDS
+TENSOR_WORDS: Final = ffi.sizeof("DLTensor") // 8
 
 
-class ReadyTensor:
-    """A Tensor object in memory of ours, with one reference of ours.
+ReadyTensor = tuple[Any, Any, "memoryview[int]", "memoryview[int]", int, Handle]
+"""A Tensor object in memory of ours, with one reference of ours, the last of these:
 
-    If that is dropped, with a frame that a failed call has left, the object lives as
-    long as the references of others.
-    """
+a reference to the argument that it describes, the same and the place of its DLTensor, its memory
+as words and as bytes, its address. If the `Handle` goes, with a frame that a failed call has left,
+the object lives as long as the references of others.
+"""
 
-    __slots__ = ("_handle", "address", "argument", "ints", "octets", "place", "words")
 
-    def __init__(self) -> None:
-        own = ffi.new("int64_t[]", HEADER // 8 + _TENSOR_WORDS)
-        self.words: memoryview[int] = memoryview(ffi.buffer(own)).cast("B").cast("q")
-        self.words[0], self.words[1], self.words[2] = ALONE, C.kTVMFFITensor, _deleters[-1]
-        self.address: int = address(own)
-        self.place: Any = ctypes.c_void_p(self.address + HEADER)
-        self.octets: memoryview[int] = self.words.cast("B")
-        self.ints: memoryview[int] = self.octets.cast("i")
-        self.argument: Any = ctypes.py_object(0)
-        _lent[self.address] = own, self.argument
-        # From here on the deleter forgets the entry.
-        self._handle = Handle(self.address)
-        untrack(self._handle)
+def ready_tensor(tensors: list[Any], place: int) -> ReadyTensor:
+    """A new object at *place* of a frame's *tensors*."""
+    own = ffi.new("int64_t[]", HEADER // 8 + TENSOR_WORDS)
+    words = memoryview(ffi.buffer(own)).cast("B").cast("q")
+    words[0], words[1], words[2] = ALONE, C.kTVMFFITensor, _deleters[-1]
+    at, argument = address(own), ctypes.py_object(0)
+    filling = argument, ctypes.c_void_p(at + HEADER)
+    _lent[at] = own, argument
+    # From here on the deleter forgets the entry.
+    handle = Handle(at)
+    untrack(handle)
+    made = tensors[place] = argument, filling, words, words.cast("B"), at, handle
+    return made
 
 
 @atexit.register
@@ -521,83 +504,41 @@ def _at_exit() -> None:
         own[2] = harmless
 
 
-Lender = Callable[[Any, "list[ReadyTensor | None]", int], int]
-"""The address of the object that describes an argument; 0 where there is none."""
-
-
-def _ready(tensors: list[ReadyTensor | None], index: int) -> ReadyTensor:
-    made = tensors[index] = ReadyTensor()
-    return made
-
-
-def lender_of(cls: type) -> Lender | None:
-    """The function that lends a tensor of *cls* to a call, if there is one.
-
-    It gets the argument, the frame's tensors, and the place among them. It returns
-    the address of the object that describes the argument; or 0 where the packer
-    knows what to do, or why nothing can be done.
-    """
+def is_lent_numpy(cls: type) -> bool:
+    """Whether a call lends instances of *cls* by what numpy's DLTensor says."""
     numpy = sys.modules.get("numpy")
-    if numpy is not None and cls is numpy.ndarray:
-        # Objects of libtvm_ffi always have strides; numpy 2.2 gives compact arrays none.
-        capsule = numpy.zeros(1).__dlpack__(max_version=DLPACK_VERSION)
-        managed = ffi.cast("DLManagedTensorVersioned *", address_in(capsule))
-        return _lend_numpy if managed.dl_tensor.strides else None
+    if numpy is None or cls is not numpy.ndarray:
+        return False
+    # Objects of libtvm_ffi always have strides; numpy 2.2 gives compact arrays none.
+    capsule = numpy.zeros(1).__dlpack__(max_version=DLPACK_VERSION)
+    managed = ffi.cast("DLManagedTensorVersioned *", address_in(capsule))
+    return bool(managed.dl_tensor.strides)
+
+
+def torch_filling(cls: type) -> tuple[Callable[[Any], bool], Callable[[Any, Any], int]] | None:
+    """``is_neg`` and what writes the DLTensor, if a call lends instances of *cls* by torch's."""
     torch = sys.modules.get("torch")
-    if torch is not None and issubclass(cls, torch.Tensor) and not is_readonly_torch(cls):
-        # A DLTensor has no flags; all other tensors of torch may be written.
-        table = table_of(cls)
-        own = table_of(torch.Tensor)
-        if table is None or own is None or table.address != own.address:
-            return None  # structs of a stranger, which are checked
-        if table.fill_view is not None:
-            return _torch_lender(torch.Tensor.is_neg, table.fill_view)
-    return None
+    if torch is None or not issubclass(cls, torch.Tensor) or is_readonly_torch(cls):
+        return None
+    # A DLTensor has no flags; all other tensors of torch may be written.
+    table, own = table_of(cls), table_of(torch.Tensor)
+    if table is None or own is None or table.address != own.address or table.fill_view is None:
+        return None  # structs of a stranger are checked
+    return torch.Tensor.is_neg, table.fill_view
 
 
-def _lend_numpy(value: Any, tensors: list[ReadyTensor | None], index: int) -> int:
-    tensor = tensors[index] or _ready(tensors, index)
-    try:
-        capsule = value.__dlpack__(max_version=DLPACK_VERSION)
-    except unless_handler(Exception):
-        return 0
-    managed = address_in(capsule) >> 3
-    if memory[managed + _FLAGS_WORD] & FLAG_READ_ONLY:
-        return 0
-    tensor.words[_OF_OBJECT] = memory[managed + _TENSOR_WORD : managed + _TENSOR_END]
-    tensor.argument.value = capsule
-    return tensor.address
-
-
-def _torch_lender(is_neg: Callable[[Any], bool], fill: Callable[[Any, Any], int]) -> Lender:
-    def lend_torch(value: Any, tensors: list[ReadyTensor | None], index: int) -> int:
-        tensor = tensors[index] or _ready(tensors, index)
-        argument = tensor.argument
-        argument.value = value
-        try:
-            # Complex numbers may be lazily conjugated.
-            if not (
-                is_neg(value)
-                or fill(argument, tensor.place)
-                or tensor.ints[_DEVICE_AT] != _CPU_TYPE
-                or tensor.octets[_CODE_AT] == _COMPLEX
-            ):
-                return tensor.address
-        except unless_handler(Exception):
-            pass
-        argument.value = 0
-        return 0
-
-    return lend_torch
-
-
-class ReadOnlyArgument:
+class ReadOnlyArgument(Argument):
     """The result of `readonly`: a value to be passed, whose tensors may be read-only."""
 
-    __slots__ = ("value",)
+    __slots__ = ()
 
-    def __init__(self, value: Any) -> None:
-        self.value: Any = value
+    def _pack(self, keep: Temporaries) -> tuple[int, int]:
+        """The value itself; its tensors, nested ones included, may be read-only."""
+        before, keep.reading = keep.reading, True
+        try:
+            return pack(self.value, keep)
+        finally:
+            keep.reading = before
 
     def __repr__(self) -> str:
         return f"dlbridge.ffi.readonly({self.value!r})"
@@ -628,15 +569,6 @@ def readonly(value: Any) -> ReadOnlyArgument:
     True
     """
     return ReadOnlyArgument(value)
-
-
-def pack_reading(value: ReadOnlyArgument, keep: Temporaries) -> tuple[int, int]:
-    """The value itself; its tensors, nested ones included, may be read-only."""
-    before, keep.reading = keep.reading, True
-    try:
-        return pack(value.value, keep)
-    finally:
-        keep.reading = before
 
 
 @public_in("dlbridge.ffi")

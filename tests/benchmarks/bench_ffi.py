@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,8 +52,14 @@ def rows(wanted: Callable[[str], bool], repeats: int) -> list[Row]:
 
 
 def _best(cases: dict[str, Case], turns: int) -> dict[str, float]:
-    """Ns of each statement: the best of many short turns."""
-    timers = {name: Timer(statement, globals=names) for name, (statement, names) in cases.items()}
+    """Ns of each statement: the best of many short turns, in the processor's time of this thread.
+
+    So a machine on which others work gives the same figures, as far as they share no cache.
+    """
+    timers = {
+        name: Timer(statement, globals=names, timer=time.thread_time)
+        for name, (statement, names) in cases.items()
+    }
     counts = {name: max(1, int(WINDOW / (timer.timeit(20) / 20))) for name, timer in timers.items()}
     found = dict.fromkeys(cases, float("inf"))
     for _ in range(turns):
@@ -208,14 +215,14 @@ def _failing(function: Any) -> None:
 
 
 def _imports(with_peer: bool) -> list[Row]:
-    """Import and first call, each in fresh processes; ns, best of several.
+    """Import and first call, each in fresh processes; ns of the processor, best of several.
 
     All with their bytecode cached, as it is from the second process on: compiling
     our sources takes longer than running them, and pip compiles tvm_ffi's.
     """
     code = (
-        "import time; t = time.perf_counter_ns(); {prelude}"
-        "{module}.get_global_func('ffi.String')('first'); print(time.perf_counter_ns() - t)"
+        "import time; t = time.process_time_ns(); {prelude}"
+        "{module}.get_global_func('ffi.String')('first'); print(time.process_time_ns() - t)"
     )
     ours = "import dlbridge.ffi as f; "
     rows = []

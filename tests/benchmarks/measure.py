@@ -20,7 +20,7 @@ from dlbridge.cli.bench import REPEATS, report
 
 BENCHES = {
     "exchange": "tensors in and out, beside the other libraries",
-    "ffi": "calls of compiled functions, beside tvm_ffi",
+    "ffi": "calls of compiled functions, beside tvm_ffi, in time of the processor",
     "pack": "copies inside host memory, beside numpy and torch",
     "astype": "conversions between dtypes, in CPU time of one thread, beside ml_dtypes and torch",
     "processes": "256 MiB to another process, beside numpy, torch and SharedMemory",

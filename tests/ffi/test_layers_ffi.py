@@ -90,9 +90,7 @@ def test_generated_calls_can_be_read_by_debuggers():
     import inspect
 
     assert "words[2] = _INT" in inspect.getsource(ffi.Function.__call__)
-    assert "call_c(pointer, first, count, result)" in inspect.getsource(
-        ffi.convert_func(len).bind()
-    )
+    assert "call_c(*passed)" in inspect.getsource(ffi.convert_func(len).bind())
 
 
 # Public name -> where users find it; a pickle names this place.

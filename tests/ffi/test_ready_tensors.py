@@ -14,7 +14,7 @@ from dlbridge import ExchangeError, ffi
 from dlbridge.conformance.cases import in_threads
 from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
-from dlbridge.ffi.tensors import ReadyTensor, _lent
+from dlbridge.ffi.tensors import _lent, ready_tensor
 
 
 def torch_vector(start):
@@ -53,6 +53,7 @@ def where():
 def test_the_object_is_used_again_and_keeps_nothing(make, where):
     x = make(0)
     alive = weakref.ref(x)
+    where(x)  # the first call with a class finds out whether its instances can be lent
     first = where(x, make(1), x)
     assert len(set(first)) == 3
     assert where(x, make(1), x) == first
@@ -162,11 +163,11 @@ def test_threads(apply):
 
 def test_memory_lives_as_long_as_weak_references():
     """The deleter is called twice then: for the last strong reference, and for the last weak one."""
-    ready = ReadyTensor()
-    place, key = ready.words, ready.address
+    ready = ready_tensor([None], 0)
+    _argument, _filling, place, _octets, key, _handle = ready
     deleter = cffi.cast("TVMFFIObject *", key).deleter
     place[0] += 1 << 32  # somebody's weak reference
-    del ready
+    del ready, _handle
     assert key in _lent
     deleter(cffi.cast("void *", key), C.kTVMFFIObjectDeleterFlagBitMaskWeak)
     assert key not in _lent
