@@ -161,7 +161,6 @@ def test_info_goes_on(beside):
 @pytest.mark.parametrize(
     ("expect", "code", "said"),
     [
-        ("cpu", 0, ""),
         ("cpu, cpu", 0, ""),
         ("cpu,opencl", 1, "opencl is expected, and is absent or fails"),
         ("vulkan", 1, "vulkan is expected, and is absent or fails"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import harness
 import pytest
 from peers import peer
-from scripts import finished, run_script
+from scripts import WITHOUT_TORCH, finished, run_script
 
 # How the libraries take a tensor of ours.
 TAKE = {
@@ -31,6 +31,8 @@ MAKE = {
 
 def run(code, *arguments, **environment):
     """Run *code*; its output, or a failure that shows how it ended."""
+    if "torch" not in code:
+        code = WITHOUT_TORCH + code
     return run_script(code, *arguments, env={"JAX_PLATFORMS": "cpu", **environment}, silent=True)
 
 
@@ -183,7 +185,15 @@ def test_released_in_a_thread_while_python_runs(way):  # P49
 DAEMONS = (
     BEGIN
     + """
-import threading, time, torch, tvm_ffi
+import os, threading, time, torch, tvm_ffi
+# Eight processes end, each a fork of this one: it has imported the libraries for all, and used nothing.
+for _ in range(8):
+    child = os.fork()
+    if not child:
+        break
+    assert os.waitpid(child, 0)[1] == 0
+else:
+    sys.exit()
 makers = {
     'array': lambda: dlbridge.from_dlpack(numpy.ones(3)),
     'allocated': lambda: dlbridge.zeros(3, 'int32'),
@@ -213,8 +223,7 @@ def daemons_end(*kinds):
     """How eight processes end whose threads work on until then."""
     for name in ("torch", "tvm_ffi", "dlbridge_fake"):
         peer(name)
-    for _ in range(8):
-        assert run_script(DAEMONS, *kinds, silent=True) == "end\n"
+    assert run_script(DAEMONS, *kinds, silent=True) == "end\n" * 8
 
 
 def test_daemon_threads_drop_our_tensors_in_destructors_of_cpp():  # P53, P54

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from peers import peer
-from scripts import run_script
+from scripts import WITHOUT_TORCH, run_script
 
 PRELUDE = """
 import gc, signal
@@ -57,7 +57,8 @@ def test_the_exchange_table_hands_the_exception_on(exception):  # X9
     """An exception of a handler became SystemError, or a struct stayed lent for ever."""
     peer("tvm_ffi")
     out = run_script(
-        PRELUDE
+        WITHOUT_TORCH
+        + PRELUDE
         + f"EXCEPTION = {exception}"
         + """
 import tvm_ffi
@@ -181,7 +182,7 @@ print(plugin.live_allocations())
 def test_the_first_loan_of_a_tensor_is_taken_back():  # X9
     """A handler raised when the struct was lent, and before C had it: it stayed lent."""
     peer("tvm_ffi")
-    out = run_script("""
+    out = run_script(WITHOUT_TORCH + """
 import tvm_ffi
 import dlbridge as bridge
 from dlbridge.core.interfaces import own_table as table
@@ -210,7 +211,7 @@ print(Raising.raised, len(table._lent))
 def test_a_fork_while_another_thread_exports():
     """The child inherited the lock of a thread that it does not have, and waited for ever."""
     peer("tvm_ffi")
-    out = run_script("""
+    out = run_script(WITHOUT_TORCH + """
 import os, threading, time
 import tvm_ffi
 import dlbridge as bridge
