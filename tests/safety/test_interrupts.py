@@ -182,7 +182,9 @@ print(plugin.live_allocations())
 def test_the_first_loan_of_a_tensor_is_taken_back():  # X9
     """A handler raised when the struct was lent, and before C had it: it stayed lent."""
     peer("tvm_ffi")
-    out = run_script(WITHOUT_TORCH + """
+    out = run_script(
+        WITHOUT_TORCH
+        + """
 import tvm_ffi
 import dlbridge as bridge
 from dlbridge.core.interfaces import own_table as table
@@ -203,7 +205,8 @@ try:
 except KeyboardInterrupt:
     print("raised")
 print(Raising.raised, len(table._lent))
-""")
+"""
+    )
     assert out == "raised\n1 0\n"
 
 
@@ -211,7 +214,9 @@ print(Raising.raised, len(table._lent))
 def test_a_fork_while_another_thread_exports():
     """The child inherited the lock of a thread that it does not have, and waited for ever."""
     peer("tvm_ffi")
-    out = run_script(WITHOUT_TORCH + """
+    out = run_script(
+        WITHOUT_TORCH
+        + """
 import os, threading, time
 import tvm_ffi
 import dlbridge as bridge
@@ -232,5 +237,6 @@ while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
         os.kill(child, 9)
     time.sleep(0.01)
 print(os.waitstatus_to_exitcode(found[1]))
-""")
+"""
+    )
     assert out == "1\n"
