@@ -5,6 +5,8 @@ import gc
 import pytest
 
 from dlbridge.testing import BackendTests
+from dlbridge.testing.backend_leaks import LeakTests
+from dlbridge.testing.backend_process import ProcessTests
 
 from .fixtures import PACES
 from .rig import prelude, rig, slow
@@ -43,8 +45,15 @@ class OnePace(Slow):
 
 
 class SecondDevice(Slow):
+    """Without what a process holds, forks or leaves behind: its first device has shown that."""
+
     device_id = 1
 
     @pytest.fixture
     def pace(self, two_devices):
         """None: the driver at once, for the paces have nothing to do with the device."""
+
+
+for name in [*vars(LeakTests), *vars(ProcessTests)]:
+    if name.startswith("test_"):
+        setattr(SecondDevice, name, None)
