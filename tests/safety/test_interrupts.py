@@ -14,6 +14,7 @@ import gc, signal
 import numpy as np
 import dlbridge as bridge
 from interrupted import Alarm, interrupted
+SPREAD = 0.25  # the work is short: signals within 0.5 ms come at every moment of it
 for name in bridge.__all__:  # typing turns an exception while a module loads into a TypeError
     getattr(bridge, name)
 """
@@ -43,7 +44,7 @@ def work():
         kept = bridge.from_dlpack(ready)  # its deleter is Python, and is not to be interrupted
     finally:
         importing = False
-interrupted(work, EXCEPTION, 2000, may=lambda: importing)
+interrupted(work, EXCEPTION, 2000, may=lambda: importing, spread=SPREAD)
 gc.collect()
 alive = sum(bool(p.alive) for p in producers)
 print(len(deleted_twice), alive)
@@ -67,7 +68,7 @@ nop = tvm_ffi.get_global_func("testing.nop")
 tensor = bridge.from_dlpack(np.arange(4, dtype="f4"))
 def work():
     nop(tensor, tensor, tensor)
-interrupted(work, EXCEPTION, 2000)
+interrupted(work, EXCEPTION, 2000, spread=SPREAD)
 gc.collect()
 print(len(table._lent))
 """
@@ -85,7 +86,7 @@ bridge.empty(3, "bfloat16")
 before = plugin.live_allocations()
 def work():
     bridge.empty(3, "bfloat16")
-interrupted(work, KeyboardInterrupt, 2000)
+interrupted(work, KeyboardInterrupt, 2000, spread=SPREAD)
 gc.collect()
 print(plugin.live_allocations() - before)
 """
@@ -105,7 +106,7 @@ def work():
     for _ in range(10):
         {export}
 work()
-interrupted(work, Alarm, 2000)
+interrupted(work, Alarm, 2000, spread=SPREAD)
 gc.collect()
 print(len(_loans))
 """
