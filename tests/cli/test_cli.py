@@ -254,12 +254,14 @@ def test_demo_writes_the_picture(tmp_path):
     assert section[len(hops) :] == ["  filtered by numpy, as this backend runs no kernels"]
 
 
-def test_demo_copies_nothing_where_host_and_device_share_memory(tmp_path, monkeypatch):
+def test_demo_takes_the_users_photo_and_copies_nothing_of_shared_memory(tmp_path, monkeypatch):
     pillow = peer("PIL.Image")
     pillow.new("RGB", (40, 30), (10, 200, 30)).save(tmp_path / "mine.png")
     monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
-    done = run("demo", "mine.png", cwd=tmp_path)
+    done = run("demo", "mine.png", "--output", "out.png", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "40 x 30" in done.stdout
+    assert (tmp_path / "out.png").exists()
     section = done.stdout.partition("\next_dev:0\n")[2].partition("\n\n")[0]
     assert section.count("no copy") == 4
     assert "copied" not in section
@@ -268,15 +270,6 @@ def test_demo_copies_nothing_where_host_and_device_share_memory(tmp_path, monkey
 @pytest.mark.parametrize(("count", "columns"), [(1, 1), (3, 3), (5, 5), (6, 3), (8, 4), (10, 5)])
 def test_tiles_fill_the_page(count, columns):
     assert demo.columns_of(count) == columns
-
-
-def test_demo_takes_the_users_photo(tmp_path):
-    pillow = peer("PIL.Image")
-    pillow.new("RGB", (40, 30), (10, 200, 30)).save(tmp_path / "mine.png")
-    done = run("demo", "mine.png", "--output", "out.png", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "40 x 30" in done.stdout
-    assert (tmp_path / "out.png").exists()
 
 
 def test_demo_says_what_is_wrong_with_a_photo(tmp_path):

@@ -31,6 +31,8 @@ GUIDE = ROOT / "docs" / "writing-a-backend.md"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 ISOLATED = importlib.util.find_spec("hatchling") is None  # then pip fetches it
 OPTIONS = ["--no-deps", "--quiet", *([] if ISOLATED else ["--no-build-isolation"])]
+# Of two backends: to look for all devices takes a second.
+INFO = ["env", "DLBRIDGE_BACKENDS=cpu,my_npu", sys.executable, "-m", "dlbridge", "info", "--json"]
 
 MOVE = """
 import numpy as np, dlbridge as bridge
@@ -73,10 +75,19 @@ def skeleton(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def site(skeleton, tmp_path_factory):
-    """A folder with the skeleton installed in it."""
+def wheel(skeleton, tmp_path_factory):
+    """The wheel of the skeleton."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(*PIP, "wheel", *OPTIONS, "--wheel-dir", folder, skeleton)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def site(wheel, tmp_path_factory):
+    """A folder with the skeleton installed in it: the files of its wheel."""
     target = tmp_path_factory.mktemp("site")
-    run(*PIP, "install", *OPTIONS, "--target", target, skeleton)
+    zipfile.ZipFile(wheel).extractall(target)
     return target
 
 
@@ -116,7 +127,7 @@ def test_it_is_found_and_used(skeleton, site, tmp_path):
 
 
 def test_info_lists_it(site, tmp_path):
-    said = run(sys.executable, "-m", "dlbridge", "info", "--json", site=site, cwd=tmp_path)
+    said = run(*INFO, site=site, cwd=tmp_path)
     report = json.loads(said)["backends"]["my_npu"]
     assert report["state"] == "usable"
     assert report["owner"] == "dlbridge-my-npu 0.1.0"
@@ -139,13 +150,11 @@ def test_a_broken_one_harms_nobody(site, tmp_path):
     said = run(sys.executable, "-c", code, site=broken, cwd=tmp_path)
     assert "dlbridge-my-npu 0.1.0 failed to load backend 'my_npu'" in said
     assert "no_such_driver" in said
-    said = run(sys.executable, "-m", "dlbridge", "info", "--json", site=broken, cwd=tmp_path)
+    said = run(*INFO, site=broken, cwd=tmp_path)
     assert json.loads(said)["backends"]["my_npu"]["state"] == "broken"
 
 
-def test_the_wheel_holds_only_its_own_package(skeleton, tmp_path):
-    run(*PIP, "wheel", *OPTIONS, "--wheel-dir", tmp_path, skeleton)
-    (wheel,) = tmp_path.glob("*.whl")
+def test_the_wheel_holds_only_its_own_package(wheel):
     assert wheel.name == "dlbridge_my_npu-0.1.0-py3-none-any.whl"
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert tops == {"dlbridge_my_npu", "dlbridge_my_npu-0.1.0.dist-info"}

@@ -113,7 +113,7 @@ kind, rounds = KeyboardInterrupt if sys.argv[1] == "Ctrl-C" else Alarm, 0
 while rounds < 40:
     rounds += 1
     try:
-        interrupted(work, kind, 50)
+        interrupted(work, kind, 50, spread=0.25)
     except kind:
         pass  # one that came in a deleter, and is raised when that has ended
 for _ in range(COUNT):

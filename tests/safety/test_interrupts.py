@@ -7,13 +7,14 @@ import sys
 
 import pytest
 from peers import peer
-from scripts import run_script
+from scripts import WITHOUT_TORCH, run_script
 
 PRELUDE = """
 import gc, signal
 import numpy as np
 import dlbridge as bridge
 from interrupted import Alarm, interrupted
+SPREAD = 0.25  # the work is short: signals within 0.5 ms come at every moment of it
 for name in bridge.__all__:  # typing turns an exception while a module loads into a TypeError
     getattr(bridge, name)
 """
@@ -43,7 +44,7 @@ def work():
         kept = bridge.from_dlpack(ready)  # its deleter is Python, and is not to be interrupted
     finally:
         importing = False
-interrupted(work, EXCEPTION, 2000, may=lambda: importing)
+interrupted(work, EXCEPTION, 2000, may=lambda: importing, spread=SPREAD)
 gc.collect()
 alive = sum(bool(p.alive) for p in producers)
 print(len(deleted_twice), alive)
@@ -57,7 +58,8 @@ def test_the_exchange_table_hands_the_exception_on(exception):  # X9
     """An exception of a handler became SystemError, or a struct stayed lent for ever."""
     peer("tvm_ffi")
     out = run_script(
-        PRELUDE
+        WITHOUT_TORCH
+        + PRELUDE
         + f"EXCEPTION = {exception}"
         + """
 import tvm_ffi
@@ -66,7 +68,7 @@ nop = tvm_ffi.get_global_func("testing.nop")
 tensor = bridge.from_dlpack(np.arange(4, dtype="f4"))
 def work():
     nop(tensor, tensor, tensor)
-interrupted(work, EXCEPTION, 2000)
+interrupted(work, EXCEPTION, 2000, spread=SPREAD)
 gc.collect()
 print(len(table._lent))
 """
@@ -84,7 +86,7 @@ bridge.empty(3, "bfloat16")
 before = plugin.live_allocations()
 def work():
     bridge.empty(3, "bfloat16")
-interrupted(work, KeyboardInterrupt, 2000)
+interrupted(work, KeyboardInterrupt, 2000, spread=SPREAD)
 gc.collect()
 print(plugin.live_allocations() - before)
 """
@@ -104,7 +106,7 @@ def work():
     for _ in range(10):
         {export}
 work()
-interrupted(work, Alarm, 2000)
+interrupted(work, Alarm, 2000, spread=SPREAD)
 gc.collect()
 print(len(_loans))
 """
@@ -181,7 +183,9 @@ print(plugin.live_allocations())
 def test_the_first_loan_of_a_tensor_is_taken_back():  # X9
     """A handler raised when the struct was lent, and before C had it: it stayed lent."""
     peer("tvm_ffi")
-    out = run_script("""
+    out = run_script(
+        WITHOUT_TORCH
+        + """
 import tvm_ffi
 import dlbridge as bridge
 from dlbridge.core.interfaces import own_table as table
@@ -202,7 +206,8 @@ try:
 except KeyboardInterrupt:
     print("raised")
 print(Raising.raised, len(table._lent))
-""")
+"""
+    )
     assert out == "raised\n1 0\n"
 
 
@@ -210,7 +215,9 @@ print(Raising.raised, len(table._lent))
 def test_a_fork_while_another_thread_exports():
     """The child inherited the lock of a thread that it does not have, and waited for ever."""
     peer("tvm_ffi")
-    out = run_script("""
+    out = run_script(
+        WITHOUT_TORCH
+        + """
 import os, threading, time
 import tvm_ffi
 import dlbridge as bridge
@@ -231,5 +238,6 @@ while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
         os.kill(child, 9)
     time.sleep(0.01)
 print(os.waitstatus_to_exitcode(found[1]))
-""")
+"""
+    )
     assert out == "1\n"

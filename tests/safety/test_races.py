@@ -6,7 +6,7 @@ import os
 
 import pytest
 from peers import peer
-from scripts import run_script
+from scripts import WITHOUT_TORCH, run_script
 
 import dlbridge as bridge
 from dlbridge.core.plugins import registry
@@ -18,7 +18,8 @@ def test_the_first_exports_of_one_tensor_in_threads():  # X5
     """Each thread built structs of its own, and the last one freed those of the others."""
     peer("tvm_ffi")
     out = run_script(
-        SWITCHING
+        WITHOUT_TORCH
+        + SWITCHING
         + """
 import threading, numpy as np, tvm_ffi, dlbridge
 from threads import in_threads
@@ -39,7 +40,8 @@ def test_one_struct_is_lent_once():  # X5
     """Two threads found the same struct free, and the second deletion was a KeyError."""
     peer("tvm_ffi")
     out = run_script(
-        SWITCHING
+        WITHOUT_TORCH
+        + SWITCHING
         + """
 import time, numpy as np, tvm_ffi, dlbridge
 from threads import in_threads

@@ -17,6 +17,7 @@ from pathlib import Path
 from pages import PYTHON
 
 ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".mypy_cache" / "pages"
 
 NOT_READ = {
     "docs/messages.md": "it shows mistakes",
@@ -69,7 +70,7 @@ def main() -> int:
         # Scripts, not packages: what they call is checked, not how they annotate. Not every
         # library has types.
         command += ["--allow-untyped-globals", "--disable-error-code=import-untyped"]
-        command += ["--follow-imports=silent", f"--cache-dir={ROOT / '.mypy_cache' / 'pages'}"]
+        command += ["--follow-imports=silent", f"--cache-dir={CACHE}"]
         done = subprocess.run(
             [*command, *names], cwd=folder, capture_output=True, text=True, check=False
         )

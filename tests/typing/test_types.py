@@ -13,6 +13,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,8 +26,46 @@ import dlbridge as bridge
 from dlbridge import errors, protocol
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 PACKAGES = str(Path(bridge.__file__).parent.parent)
 LINE = re.compile(r"reveal_type\((.*)\)  # (\S.*)$")
+
+
+SCRIPTS = ["script.py", "ffi_script.py", "torch_script.py"]
+# Each call of these lines is a mistake.
+WRONG = """\
+import dlbridge as bridge, numpy as np
+bridge.to_device([1.0], 'cpu', copy='yes')
+bridge.to_devce([1.0], 'cpu')
+bridge.ffi.load_modul('kernels.so')
+bridge.accepts(3)
+@bridge.accepts('numpy')
+def scaled(array: np.ndarray, by: float = 2.0) -> np.ndarray:
+    return array * by
+scaled()
+scaled('text')
+scaled(array=3)
+@bridge.accepts('numpy')
+def largest(array: np.ndarray) -> float:
+    return float(array.max())
+largest()
+largest(by=np.ones(3))
+t = bridge.zeros(3)
+scaled(t, wrong=3.0)
+scaled(t, 'text')
+scaled(t, 1.0, 2.0)
+largest(t, by=3)
+class Model:
+    @bridge.accepts('numpy')
+    def run(self, array: np.ndarray, by: float = 2.0) -> np.ndarray:
+        return array * by
+Model().run(t, wrong=3.0)
+Model().run(t, 'text')
+Model().run('text')
+Model().run()
+bridge.load(3)
+bridge.load('a.npz', names=True).tolist()
+"""
 
 
 def absent(tool):
@@ -46,64 +86,88 @@ def run(command, folder, **environment):
     )
 
 
-def by_mypy(script, folder):
-    """Line -> the revealed type; fails where mypy finds an error in the script."""
+@dataclass
+class Said:
+    """What a type checker says of a script: line -> the revealed type, and its problems."""
+
+    types: dict[int, str] = field(default_factory=dict)
+    problems: list[tuple[int, str, str, str]] = field(default_factory=list)
+    """Line, kind, rule and words of each."""
+
+    def take(self, line, kind, rule, words):
+        match = re.fullmatch(r'(?:Revealed type|Type of ".*") is "(.*)"', words, re.DOTALL)
+        if match:
+            self.types[line] = match[1]
+        elif kind != "note":
+            self.problems.append((line, kind, rule, words))
+
+
+def by_mypy(folder, names):
+    """Script -> what mypy says of it."""
     if find_spec("mypy") is None:
         absent("mypy")
-    done = run(
-        # silent: errors inside of dlbridge and the libraries are not the script's.
-        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", script.name],
-        folder,
-        MYPYPATH=PACKAGES,
-        MYPY_CACHE_DIR=str(folder.parent / "mypy"),  # one for all tests of a session
-    )
-    found, problems = {}, []
-    for text in done.stdout.splitlines():
-        match = re.match(r'.*?:(\d+): note: Revealed type is "(.*)"$', text)
-        if match:
-            found[int(match[1])] = match[2]
-        elif "error:" in text:
-            problems.append(text)
-    assert problems == [], done.stdout
-    assert found, done.stderr
+    # silent: errors inside of dlbridge and the libraries are not the scripts'.
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", *names]
+    kept = ROOT / ".mypy_cache" / "scripts"
+    done = run(command, folder, MYPYPATH=PACKAGES, MYPY_CACHE_DIR=str(kept))
+    found = defaultdict(Said)
+    for name, line, kind, words in re.findall(
+        r"^(\w+\.py):(\d+): (error|note): (.*)$", done.stdout, re.MULTILINE
+    ):
+        found[name].take(int(line), kind, "", words)
+    assert found, done.stdout + done.stderr
     return found
 
 
-def pyright_report(folder, scripts, settings):
-    """What pyright says of the *scripts* in *folder*."""
+def by_pyright(folder, names):
+    """Script -> what pyright says of it."""
     beside = str(Path(sys.executable).parent)
     path = os.pathsep.join([beside, os.environ.get("PATH", "")])
     tool = shutil.which("pyright", path=path) or shutil.which("basedpyright", path=path)
     if tool is None:
         absent("pyright (or basedpyright)")
-    all_settings = {
-        "include": scripts,
+    settings = {
+        "include": names,
         "extraPaths": [PACKAGES],
         "typeCheckingMode": "standard",
         "pythonVersion": "3.11",
-        **settings,
     }
-    (folder / "pyrightconfig.json").write_text(json.dumps(all_settings))
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     done = run([tool, "--outputjson", "--pythonpath", sys.executable], folder)
     try:
-        return json.loads(done.stdout)
+        report = json.loads(done.stdout)
     except json.JSONDecodeError:  # its wheel brings a downloader, which wants Node.js
         absent(f"pyright does not run here ({done.stderr.strip()[-300:]}); Node.js")
-
-
-def by_pyright(script, folder):
-    """Line -> the revealed type; fails where pyright finds an error in the script."""
-    report = pyright_report(folder, [script.name], {})
-    found, problems = {}, []
+    found = defaultdict(Said)
     for entry in report["generalDiagnostics"]:
-        match = re.match(r'Type of ".*" is "(.*)"$', entry["message"], re.DOTALL)
-        if match:
-            found[entry["range"]["start"]["line"] + 1] = match[1]
-        else:
-            problems.append(entry)
-    assert problems == [], json.dumps(problems)
+        line = entry["range"]["start"]["line"] + 1
+        said = found[Path(entry["file"]).name]
+        said.take(line, entry["severity"], entry.get("rule", ""), entry["message"])
     assert found
     return found
+
+
+@pytest.fixture(scope="module")
+def mypy_says(tmp_path_factory):
+    """Of all scripts in one run: each reads the libraries' types, which takes most of it."""
+    folder = tmp_path_factory.mktemp("mypy")
+    return by_mypy(folder, write_scripts(folder))
+
+
+@pytest.fixture(scope="module")
+def pyright_says(tmp_path_factory):
+    """Of all scripts and of the documents' programs in one run."""
+    folder = tmp_path_factory.mktemp("pyright")
+    return by_pyright(folder, [*write_scripts(folder), *sorted(check_pages.write(folder))])
+
+
+def write_scripts(folder):
+    """Put the scripts into *folder*; their names."""
+    names = [name for name in SCRIPTS if find_spec("torch") or not name.startswith("torch")]
+    for name in names:
+        shutil.copy(HERE / name, folder)
+    (folder / "wrong.py").write_text(WRONG)
+    return [*names, "wrong.py"]
 
 
 def wanted_types(script):
@@ -132,30 +196,28 @@ def agrees(revealed, wanted):
     return last == name and (not module or module.split(".")[0] == package.split(".")[0])
 
 
-SCRIPTS = ["script.py", "ffi_script.py", "torch_script.py"]
 _NUMBER = r"(bool \| )?int \| float \| complex"
 _ALIASES = {"Number": _NUMBER, "NestedLists": rf"{_NUMBER} \| list\[.*\]"}
 
-CHECKERS = {"mypy": by_mypy, "pyright": by_pyright}
+CHECKERS = ["mypy_says", "pyright_says"]
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_types_of_typical_calls(checker, name, tmp_path):
+def test_the_types_of_typical_calls(checker, name, request):
     if name.startswith("torch") and find_spec("torch") is None:
         if expected("peers"):
             pytest.fail("DLBRIDGE_EXPECT=peers, but torch is not installed")
         pytest.skip("torch is not installed here")
-    script = tmp_path / name
-    shutil.copy(HERE / name, script)
-    wanted = wanted_types(script)
+    wanted = wanted_types(HERE / name)
     assert len(wanted) >= 10
-    found = CHECKERS[checker](script, tmp_path)
-    assert found.keys() == wanted.keys()
+    said = request.getfixturevalue(checker)[name]
+    assert said.problems == []
+    assert said.types.keys() == wanted.keys()
     wrong = {
-        number: f"{found[number]}, not {wanted[number]}"
+        number: f"{said.types[number]}, not {wanted[number]}"
         for number in wanted
-        if not agrees(found[number], wanted[number])
+        if not agrees(said.types[number], wanted[number])
     }
     assert wrong == {}
 
@@ -200,52 +262,14 @@ def test_the_comparison_of_types(revealed, wanted, same):
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
-def test_a_wrong_call_is_an_error(checker, tmp_path):
+def test_a_wrong_call_is_an_error(checker, request):
     """The annotations refuse what the functions refuse, and names that are not there.
 
     So no ``__getattr__`` of a module tells a type checker that there is every name.
     """
-    script = tmp_path / "wrong.py"
-    script.write_text(
-        "import dlbridge as bridge, numpy as np\n"
-        "bridge.to_device([1.0], 'cpu', copy='yes')\n"
-        "bridge.to_devce([1.0], 'cpu')\n"
-        "bridge.ffi.load_modul('kernels.so')\n"
-        "bridge.accepts(3)\n"
-        "@bridge.accepts('numpy')\n"
-        "def scaled(array: np.ndarray, by: float = 2.0) -> np.ndarray:\n"
-        "    return array * by\n"
-        "scaled()\n"
-        "scaled('text')\n"
-        "scaled(array=3)\n"
-        "@bridge.accepts('numpy')\n"
-        "def largest(array: np.ndarray) -> float:\n"
-        "    return float(array.max())\n"
-        "largest()\n"
-        "largest(by=np.ones(3))\n"
-        "t = bridge.zeros(3)\n"
-        "scaled(t, wrong=3.0)\n"
-        "scaled(t, 'text')\n"
-        "scaled(t, 1.0, 2.0)\n"
-        "largest(t, by=3)\n"
-        "class Model:\n"
-        "    @bridge.accepts('numpy')\n"
-        "    def run(self, array: np.ndarray, by: float = 2.0) -> np.ndarray:\n"
-        "        return array * by\n"
-        "Model().run(t, wrong=3.0)\n"
-        "Model().run(t, 'text')\n"
-        "Model().run('text')\n"
-        "Model().run()\n"
-        "bridge.load(3)\n"
-        "bridge.load('a.npz', names=True).tolist()\n"
-        "reveal_type(1)  # int\n"
-    )
-    with pytest.raises(AssertionError) as told:
-        CHECKERS[checker](script, tmp_path)
-    text = str(told.value)
-    lines = set(map(int, re.findall(r"wrong\.py:(\d+): error", text)))
-    lines |= {1 + int(line) for line in re.findall(r'"start": {"line": (\d+)', text)}
-    assert lines == {*(2, 3, 4, 5, 9, 10, 11, 15, 16), *range(18, 22), *range(26, 32)}, text
+    said = request.getfixturevalue(checker)["wrong.py"]
+    lines = {line for line, *_ in said.problems}
+    assert lines == {*(2, 3, 4, 5, 9, 10, 11, 15, 16), *range(18, 22), *range(26, 32)}, said
 
 
 # The documents ---------------------------------------------------------------------------
@@ -256,18 +280,19 @@ def test_a_wrong_call_is_an_error(checker, tmp_path):
 OF_OTHERS = ['parameter "chunks" of type "str"', "generic[Any]", 'for class "Lib"']
 
 
-def test_pyright_reads_the_programs_of_the_documents(tmp_path):
+# What pyright asks for beyond mypy, and no program of a page is about.
+NOT_ASKED = {"reportPossiblyUnbound", "reportMissingImports"}
+
+
+def test_pyright_reads_the_programs_of_the_documents(pyright_says, tmp_path):
     """As mypy does in `make lint`: `check_pages.py`."""
-    names = check_pages.write(tmp_path)
-    # What pyright asks for beyond mypy, and no program of a page is about.
-    settings = {"reportPossiblyUnbound": False, "reportMissingImports": False}
-    report = pyright_report(tmp_path, sorted(names), settings)
     wrong = [
-        f"{names[Path(entry['file']).name]}:{entry['range']['start']['line'] + 1}: "
-        f"{entry['message']}"
-        for entry in report["generalDiagnostics"]
-        if entry["severity"] == "error"
-        and not any(words in entry["message"] for words in OF_OTHERS)
+        f"{page}:{line}: {words}"
+        for name, page in check_pages.write(tmp_path).items()
+        for line, kind, rule, words in pyright_says[name].problems
+        if kind == "error"
+        and rule not in NOT_ASKED
+        and not any(known in words for known in OF_OTHERS)
     ]
     assert wrong == []
 

@@ -15,6 +15,7 @@ from dlbridge_fake import Fake, Stream
 from dlbridge_fake.stream import by_handle
 from scripts import run_script
 
+from dlbridge.errors import BackendUnavailable
 from dlbridge.protocol import Span
 from dlbridge.testing import BackendTests
 
@@ -211,23 +212,25 @@ def test_with_block_makes_a_stream_current(fake):
 
 
 @pytest.mark.parametrize(
-    "environment",
+    ("environment", "chosen"),
     [
-        {"DLBRIDGE_FAKE_SHARED": "1"},
-        {"DLBRIDGE_FAKE_SHARED": "1", "DLBRIDGE_FAKE_DELAY_US": "100"},
+        ({"DLBRIDGE_FAKE_SHARED": "1", "DLBRIDGE_FAKE_DELAY_US": "100"}, []),
+        # What there is only where host and device share memory; the rest is that of `TestFake`.
+        ({"DLBRIDGE_FAKE_SHARED": "1"}, ["-k", "host or view or import or shared or lost"]),
     ],
-    ids=repr,
+    ids=["shared and late", "shared"],
 )
-def test_conformance_of_the_other_kinds(environment):
+def test_conformance_of_the_other_kinds(environment, chosen):
     """In a process of its own: the backend reads its environment when it is loaded.
 
     Late work alone is that of `TestTwoStreams`.
     """
     kit = Path(__file__).with_name("test_conformance.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", kit]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", kit, *chosen]
     env = {**os.environ, **environment}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
 
 
 class TestTwoStreams(BackendTests):
@@ -277,13 +280,20 @@ except dlbridge.BackendUnavailable as exc:
 @pytest.mark.parametrize(
     "delay", ["-5", "abc", "nan", "1e30", "0.5", "3600000001", "9" * 30, "9" * 5000, "1_000"]
 )
-def test_a_delay_that_is_no_number_of_microseconds_is_refused(delay):
-    said = run_script(SET, env={"DLBRIDGE_FAKE_DELAY_US": delay}, silent=True)
-    assert f"DLBRIDGE_FAKE_DELAY_US is {delay!r}" in said
-    assert "microseconds" in said
+def test_a_delay_that_is_no_number_of_microseconds_is_refused(delay, monkeypatch):
+    monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", delay)
+    with pytest.raises(BackendUnavailable, match=f"DLBRIDGE_FAKE_DELAY_US is {delay!r}.*micro"):
+        Fake()
 
 
 @pytest.mark.parametrize("delay", ["", "0", "100"])
-def test_a_delay_that_is_a_number_is_accepted(delay):
-    said = run_script(SET, env={"DLBRIDGE_FAKE_DELAY_US": delay}, silent=True)
-    assert said == "[1.0, 1.0, 1.0]\n"
+def test_a_delay_that_is_a_number_is_accepted(delay, monkeypatch):
+    monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", delay)
+    assert Fake().device_count() == 2
+
+
+@pytest.mark.parametrize(
+    ("delay", "said"), [("abc", "DLBRIDGE_FAKE_DELAY_US is 'abc'"), ("100", "[1.0, 1.0, 1.0]\n")]
+)
+def test_what_is_said_of_a_delay(delay, said):
+    assert said in run_script(SET, env={"DLBRIDGE_FAKE_DELAY_US": delay}, silent=True)

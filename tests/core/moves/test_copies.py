@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 import pytest
 from counting_backend import NAME, counting
+from pairs import in_turn
 
 import dlbridge as bridge
 from dlbridge.core.moves import copies as host_copies
@@ -43,10 +44,10 @@ def values(shape=(4, 6)):
 # copy_
 
 
-@pytest.mark.parametrize("to_layout", LAYOUTS)
-@pytest.mark.parametrize("from_layout", LAYOUTS)
-@pytest.mark.parametrize("to", PLACES)
-@pytest.mark.parametrize("source", PLACES)
+@pytest.mark.parametrize(
+    ("source", "to", "from_layout", "to_layout"),
+    in_turn(PLACES, PLACES, list(LAYOUTS), list(LAYOUTS)),
+)
 def test_copy(source, to, from_layout, to_layout, backend):
     expected = np.zeros((4, 6), "float32")
     target = bridge.to_device(expected, to, copy=True)

@@ -14,6 +14,7 @@ import pytest
 from counting_backend import NAME, counting
 from dlbridge_fake import Stream
 from ids import stable
+from pairs import in_turn
 from peers import peer
 from raw_producer import Producer
 
@@ -77,9 +78,7 @@ def values(shape, dtype="float32"):
     return count.astype(dtype).reshape(shape)
 
 
-@pytest.mark.parametrize("route", ROUTES, ids="->".join)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "layout", "route"), in_turn(DTYPES, list(LAYOUTS), ROUTES))
 def test_numpy(dtype, layout, route):  # C21, C22, C33, P26
     shape, change = LAYOUTS[layout]
     array = change(values(shape, dtype))
@@ -94,11 +93,11 @@ def test_numpy(dtype, layout, route):  # C21, C22, C33, P26
     assert (back.dtype, back.tobytes()) == (array.dtype, array.tobytes())
 
 
-@pytest.mark.parametrize("route", ROUTES, ids="->".join)
-@pytest.mark.parametrize(
-    "layout", [name for name in LAYOUTS if "negative" not in name and "broadcast" not in name]
-)
-@pytest.mark.parametrize("dtype", ["bool", "int64", "float32", "bfloat16", "complex64"])
+OF_TORCH = [name for name in LAYOUTS if "negative" not in name and "broadcast" not in name]
+TYPES = ["bool", "int64", "float32", "bfloat16", "complex64"]
+
+
+@pytest.mark.parametrize(("dtype", "layout", "route"), in_turn(TYPES, OF_TORCH, ROUTES))
 def test_torch(dtype, layout, route):  # C33, P26
     torch = peer("torch")
     shape, change = LAYOUTS[layout]

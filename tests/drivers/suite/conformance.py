@@ -5,6 +5,7 @@ import gc
 import pytest
 
 from dlbridge.testing import BackendTests
+from dlbridge.testing.backend_process import ProcessTests
 
 from .fixtures import PACES
 from .rig import prelude, rig, slow
@@ -18,8 +19,9 @@ class Slow(BackendTests):
         self.streams_made = []
         if pytestconfig.dlbridge_fake is not None:
             self.child_setup = prelude() + "drivers()\n"
-        if pace == "strict":  # an allocation takes a millisecond; other processes have no pace
-            self.allocations, self.child_setup = 1000, None
+            self.allocations = 1000  # one takes a millisecond
+        if pace == "strict":  # other processes have no pace
+            self.child_setup = None
         yield
         if self.streams_made:
             gc.collect()  # tensors that were made on them
@@ -42,8 +44,15 @@ class OnePace(Slow):
 
 
 class SecondDevice(Slow):
+    """Without forks, exits and signals: they are of the process, and its first device shows them."""
+
     device_id = 1
 
     @pytest.fixture
     def pace(self, two_devices):
         """None: the driver at once, for the paces have nothing to do with the device."""
+
+
+for name in vars(ProcessTests):
+    if name.startswith("test_"):
+        setattr(SecondDevice, name, None)

@@ -8,7 +8,7 @@ from threads import in_threads
 from dlbridge.errors import Error
 from dlbridge.protocol import Span
 
-from .rig import default, rig, stream
+from .rig import backend, default, rig, stream
 
 
 def uses(backend):
@@ -71,8 +71,11 @@ def interrupt(number):
     sys.settrace(trace)
 
 
-def test_the_current_device_stays_though_a_ctrl_c_comes(kind, two_devices):
-    """At any line of what enters a place and leaves it: `uses` comes there many times."""
+def test_the_current_device_stays_though_a_ctrl_c_comes(two_devices):
+    """At any line of what enters a place and leaves it: `uses` comes there many times.
+
+    The driver enters it, for each kind of memory alike.
+    """
 
     def work(_):
         rig().make_current(1)
@@ -81,7 +84,7 @@ def test_the_current_device_stays_though_a_ctrl_c_comes(kind, two_devices):
             number += 1
             interrupt(number)
             try:
-                uses(kind)
+                uses(backend())
                 struck = False
             except KeyboardInterrupt:
                 pass
