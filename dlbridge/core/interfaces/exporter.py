@@ -103,7 +103,7 @@ class Exporter:
             held = attrgetter(tensor)
             members: Any = {
                 "__as_tensor__": lambda self: held(self),  # noqa: PLW0108 - held is no method
-                "__dlpack__": MethodProperty(attrgetter(f"{tensor}._export")),
+                "__dlpack__": MethodProperty(attrgetter(f"{tensor}.__dlpack__")),
                 "__dlpack_device__": MethodProperty(attrgetter(f"{tensor}.__dlpack_device__")),
             }
             for name in members.keys() - vars(cls).keys():
@@ -133,7 +133,7 @@ class Exporter:
         """Return a capsule for one consumer (array API 2025.12), as `Tensor.__dlpack__` does."""
         tensor: Any = self.__as_tensor__()
         if stream is None and type(tensor) is ArrayTensor:
-            return tensor._export(max_version=max_version, dl_device=dl_device, copy=copy)
+            return tensor.numpy_export(max_version=max_version, dl_device=dl_device, copy=copy)
         if not isinstance(tensor, Tensor):
             raise no_tensor(self, tensor)
         return produce(tensor, stream, max_version, dl_device, copy)

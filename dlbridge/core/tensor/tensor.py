@@ -510,8 +510,6 @@ class Tensor(TensorMetadata):
         """
         return _produce()(self, stream, max_version, dl_device, copy)
 
-    _export = __dlpack__  # of an `ArrayTensor`: numpy's method
-
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return ``(device_type, device_id)`` as plain ints (array API 2025.12)."""
         return self.device.dlpack
