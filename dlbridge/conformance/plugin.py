@@ -1,6 +1,6 @@
 """A pytest plug-in: each rule of DLPack as a test of one library, for the library's own CI.
 
-``pytest -p dlbridge.conformance.plugin --dlpack-conformance mylib.testing:make_array``
+``pytest -p dlbridge.conformance.plugin --dlpack-conformance=mylib.testing:make_array``
 """
 
 from __future__ import annotations
@@ -54,24 +54,57 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "one that passes fails the run",
     )
     group.addoption("--dlpack-alone", action="store_true", help="collect no other tests")
+    group.addoption(
+        "--dlpack-lines",
+        metavar="LINES",
+        help="test these rules only, as P40,X6; dlpack::P40 among the tests is the same",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect the rules alone, unless the command line names other tests."""
     options = config.option
+    ids = [test for test in config.args if test.startswith(_PREFIX)]
+    tests = [test for test in config.args if test not in ids]
+    if ids:
+        named = [options.dlpack_lines] if options.dlpack_lines else []
+        options.dlpack_lines = ",".join([*named, *(test.removeprefix(_PREFIX) for test in ids)])
+    if options.dlpack_expected:
+        _check_expected(config)
+    if not options.dlpack_conformance:
+        if what := ids[0] if ids else options.dlpack_expected and "--dlpack-expected":
+            raise pytest.UsageError(f"{what} needs --dlpack-conformance=LIBRARY")
+        return
+    if unknown := [line for line in _lines(config) if line not in rules()]:
+        raise pytest.UsageError(f"there is no rule {', '.join(unknown)}")
+    if config.args_source is not pytest.Config.ArgsSource.ARGS or not tests:
+        options.dlpack_alone = True  # a process of pytest-xdist gets the options, not the source
+    config.args = [] if options.dlpack_alone else tests
+
+
+_PREFIX = "dlpack::"
+
+
+def _lines(config: pytest.Config) -> list[str]:
+    """The rules that are asked for; all if none are."""
+    named: str | None = config.option.dlpack_lines
+    return named.split(",") if named else list(rules())
+
+
+def _check_expected(config: pytest.Config) -> None:
+    """UsageError for a file that cannot be read, or has changed which settings pytest reads."""
+    path = config.option.dlpack_expected
     try:
-        if options.dlpack_expected:
-            read_expected(options.dlpack_expected)
+        read_expected(path)
     except (OSError, ValueError) as exc:
         raise pytest.UsageError(f"--dlpack-expected: {exc}") from exc
-    if not options.dlpack_conformance:
-        if options.dlpack_expected:
-            raise pytest.UsageError("--dlpack-expected needs --dlpack-conformance LIBRARY")
-        return
-    if config.args_source is not pytest.Config.ArgsSource.ARGS:
-        options.dlpack_alone = True  # a process of pytest-xdist gets the options, not the source
-    if options.dlpack_alone:
-        config.args = []
+    folder = config.invocation_params.dir
+    # Plug-ins are loaded after the settings: until then it stands for a file of tests.
+    if path in config.invocation_params.args and not (folder / path).is_relative_to(folder):
+        raise pytest.UsageError(
+            f"pytest looks for its settings beside {path}, which stands alone; write "
+            f"--dlpack-expected={path}"
+        )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -99,7 +132,7 @@ class Library(pytest.Collector):
         expected = read_expected(path) if path else {}
         self.checking = Check(options.dlpack_conformance)
         self.config.add_cleanup(self.checking.close)
-        for line in rules():
+        for line in _lines(self.config):
             item = RuleItem.from_parent(self, name=line)
             if line in expected:
                 item.add_marker(pytest.mark.xfail(reason=expected[line], strict=True))

@@ -147,22 +147,25 @@ def from_blob(
     if element is not None:
         _check_dtype(kind, *element)
     where = CPU if device == "cpu" else find_device(device)
-    steps = None if strides is None else _steps(strides, extents)
     if type(byte_offset) is not int:
         byte_offset = index(byte_offset)
-    # What nothing can be wrong with, seen at a glance.
-    plain = (
+    steps = None if strides is None else _steps(strides, extents)
+    count = prod(extents)
+    end = count if steps is None else sum(map(mul, extents, steps))  # no element is behind that
+    plain = (  # what nothing can be wrong with, seen at a glance
         where is CPU
-        and limit is None
-        and not byte_offset
-        and not address % _ALIGNED
+        and kind.name in NUMPY_TYPES
+        and 0 <= byte_offset < _FAR
         and _PAGE <= address < _FAR
-        and 0 < prod(extents) < _FAR
-        and (not steps or (min(steps) >= 0 and sum(map(mul, extents, steps)) < _FAR))
+        and not (address + byte_offset) % _ALIGNED
+        and 0 < count < _FAR
+        and 0 < end < _FAR
+        and (steps is None or min(steps) >= 0)
+        and (limit is None or byte_offset + (end * kind.bits >> 3) <= limit)
     )
-    if not plain and 0 not in extents:
+    if not plain:
         _check_elements(where, address, byte_offset, kind, extents, steps, limit)
-        if where is not CPU:
+        if count and where is not CPU:
             address = _bound(where, address)
     if deleter is not None:
         _check_deleter(deleter, data)
@@ -174,8 +177,8 @@ def from_blob(
     else:
         blob = _Blob(data, keep)
         memory = _owned(where, address, blob)
-    if plain and kind.name in NUMPY_TYPES:
-        array = carrier(memory, 0, kind, extents, steps, readonly)
+    if plain:
+        array = carrier(memory, byte_offset, kind, extents, steps, readonly)
         tensor: Tensor = wrap_plain(array, None, readonly=readonly)
     else:
         tensor = make_tensor(memory, byte_offset, kind, extents, steps, readonly=readonly)
@@ -296,23 +299,26 @@ _Element = tuple[str, int, bool]
 
 def _address_of(data: Any) -> tuple[int, int | None, _Element | None]:
     """The address that *data* is, the bytes there and their type, if it knows them; TypeError."""
-    if isinstance(data, _POINTERS):
-        address = ctypes.c_void_p.from_buffer(data).value or 0
-        return address, None, _element_of(type(data))  # type: ignore[arg-type]  # a class has a hash
-    if isinstance(data, ctypes.Array):
-        return ctypes.addressof(data), ctypes.sizeof(data), _element_of(type(data))
     if isinstance(data, ffi.CData):
         ctype = ffi.typeof(data)
-        if ctype.kind in ("pointer", "array"):
-            limit = ffi.sizeof(data) if ctype.kind == "array" else None
-            return int(ffi.cast("uintptr_t", data)), limit, _element_of_cffi(ctype)
+        is_pointer, is_array, element = _kind_of_cffi(ctype)
+        if is_pointer:
+            return int(ffi.cast(_ADDRESS, data)), ffi.sizeof(data) if is_array else None, element
         if ctype.cname.endswith("intptr_t"):
             return int(data), None, None
+    elif isinstance(data, _POINTERS):
+        address = ctypes.c_void_p.from_buffer(data).value or 0
+        return address, None, _element_of(type(data))  # type: ignore[arg-type]  # a class has a hash
+    elif isinstance(data, ctypes.Array):
+        return ctypes.addressof(data), ctypes.sizeof(data), _element_of(type(data))
     cls = type(data)
     is_array = any(hasattr(cls, name) for name in _OF_ARRAYS)
     if cls is not bool and hasattr(cls, "__index__") and not is_array:
         return index(data), None, None
     raise TypeError(f"from_blob takes an address, and {origin_of(data)} is none: {_instead(data)}")
+
+
+_ADDRESS = ffi.typeof("uintptr_t")
 
 
 _IN_OUR_ORDER = f"__ctype_{sys.byteorder[0]}e__"
@@ -332,8 +338,15 @@ def _element_of(cls: Any) -> _Element | None:
     return None if bits <= 8 else (item.__name__, bits, code in ("f", "d", "g"))
 
 
+@lru_cache(maxsize=64)
+def _kind_of_cffi(ctype: Any) -> tuple[bool, bool, _Element | None]:
+    """Whether a type of cffi is a pointer or an array, and which; what it points to."""
+    if ctype.kind not in ("pointer", "array"):
+        return False, False, None
+    return True, ctype.kind == "array", _element_of_cffi(ctype)
+
+
 def _element_of_cffi(ctype: Any) -> _Element | None:
-    """As `_element_of`, for a type of cffi."""
     item = ctype.item
     while item.kind == "array":
         item = item.item
@@ -346,6 +359,7 @@ def _element_of_cffi(ctype: Any) -> _Element | None:
     return None if bits == 8 else (name, bits, is_float)
 
 
+@lru_cache(maxsize=64)
 def _check_dtype(kind: DType, name: str, bits: int, is_float: bool) -> None:
     """ValueError for elements of *kind* behind a pointer to something else.
 
@@ -408,8 +422,6 @@ def _steps(strides: Sequence[int], extents: tuple[int, ...]) -> tuple[int, ...]:
             f"{len(steps)} strides {steps} for {len(extents)} dimensions {extents}; pass one for "
             "each, or None for compact elements"
         )
-    if steps and (min(steps) < -(1 << 63) or max(steps) >= 1 << 63):
-        raise ValueError(f"strides {steps}: they are int64 in DLPack, and count elements")
     return steps
 
 
@@ -423,7 +435,11 @@ def _check_elements(
     limit: int | None,
 ) -> None:
     """Raise ValueError if no memory at *address*, of *limit* bytes if known, has the elements."""
+    if steps and (min(steps) < -(1 << 63) or max(steps) >= 1 << 63):
+        raise ValueError(f"strides {steps}: they are int64 in DLPack, and count elements")
     count = prod(extents)
+    if not count:
+        return
     bits = kind.bits * kind.lanes
     if steps is None:
         low, high = 0, count
@@ -451,18 +467,24 @@ def _check_elements(
         )
     else:
         wrong = why_impossible(address if where.is_address else 0, byte_offset, low, high)
+    first = address + byte_offset if where.is_address else byte_offset
+    wrong = wrong or _why_not_aligned(first, kind)
     if not wrong:
-        lane = kind.bits >> (4 if kind.code == _COMPLEX else 3) or 1
-        alignment = lane & -lane
-        rest = (address + byte_offset if where.is_address else byte_offset) % alignment
-        if not rest:
-            return
-        wrong = (
-            f"the first element is {rest} bytes behind an address that is a multiple of "
-            f"{alignment}, as {kind} needs; describe the bytes as uint8 and copy them"
-        )
+        return
     layout = f"shape {extents}" if steps is None else f"shape {extents} and strides {steps}"
     raise ValueError(f"from_blob of {kind} with {layout}: {wrong}")
+
+
+def _why_not_aligned(first: int, kind: DType) -> str:
+    """The reason why no element of *kind* is at *first*; empty if it can be there."""
+    lane = kind.bits >> (4 if kind.code == _COMPLEX else 3) or 1
+    alignment = lane & -lane
+    if not (rest := first % alignment):
+        return ""
+    return (
+        f"the first element is {rest} bytes behind an address that is a multiple of {alignment}, "
+        f"as {kind} needs; describe the bytes as uint8 and copy them"
+    )
 
 
 def _bound(where: Device, address: int) -> int:

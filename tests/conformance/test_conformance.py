@@ -24,6 +24,7 @@ FAULTS = {
     "copy=True copies nothing": "P21",
     "a new copy at each export": "P23",
     "exports are never freed": "P42",
+    "an export does not own its memory": "P47",
     "any device is accepted": "P15",
     "a crash on negative strides": "C22",
     "strides are ignored": "C22",

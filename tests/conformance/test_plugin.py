@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -78,6 +79,48 @@ def test_the_librarys_own_tests_run_beside_it_when_they_are_named(repository):
     status, output = run(repository, "--dlpack-conformance=toy", "-k", "P3 or P1", "-n2", "-vv")
     assert status == 0, output
     assert "test_own" not in output
+
+
+def test_the_ids_that_are_printed_name_the_rules(repository):
+    options = ["--dlpack-conformance=toy", "-vv"]
+    for more in ([], ["-n2"]):
+        status, output = run(repository, *options, *more, "dlpack::P3", "dlpack::C1")
+        assert status == 1, output  # C1 is a fault of numpy, on which the toy stands
+        assert re.search(r"1 failed, 1 passed in", output)
+        assert "FAILED dlpack::C1" in output
+    status, output = run(repository, *options, "dlpack::P3", "tests/test_own.py::test_own")
+    assert (status, "2 passed in" in output) == (0, True), output
+    status, output = run(repository, *options, "dlpack::P999")
+    assert (status, "no rule P999" in output) == (4, True), output
+    status, output = run(repository, "dlpack::P3")
+    assert (status, "needs --dlpack-conformance=LIBRARY" in output) == (4, True), output
+
+
+def test_the_last_failures_again(repository):
+    options = ["--dlpack-conformance=toy", "-p", "cacheprovider", "-k", "P28 or P29"]
+    arguments = [sys.executable, "-m", "pytest", "-p", "dlbridge.conformance.plugin", *options]
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    for more, words in (([], "1 failed, 1 passed"), (["--lf"], "1 failed, 116 deselected")):
+        done = subprocess.run(
+            [*arguments, *more], cwd=repository, env=environment, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert words in done.stdout, done.stdout
+
+
+def test_an_expected_file_outside_the_repository(repository, tmp_path_factory):
+    """Before it loads plug-ins, pytest takes a path that stands alone for tests."""
+    known = tmp_path_factory.mktemp("elsewhere") / "known.txt"
+    known.write_text("C1 as numpy\n")
+    (repository / "pyproject.toml").write_text("[tool.pytest.ini_options]\nxfail_strict = true\n")
+    (repository / "inside.txt").write_text("C1 as numpy\n")
+    options = ["--dlpack-conformance", "toy"]
+    for form in ([f"--dlpack-expected={known}"], ["--dlpack-expected", "inside.txt"]):
+        status, output = run(repository, "--dlpack-conformance", "toy", *form, "dlpack::C1", "-v")
+        assert (status, "1 xfailed" in output) == (0, True), output
+        assert f"rootdir: {repository}\nconfigfile: pyproject.toml" in output
+    status, output = run(repository, *options, "--dlpack-expected", str(known))
+    assert (status, f"write --dlpack-expected={known}" in output) == (4, True), output
 
 
 @pytest.mark.parametrize(

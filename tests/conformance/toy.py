@@ -31,6 +31,10 @@ class Array:
     def numpy(self):
         return self._data
 
+    def __del__(self):
+        if FAULT == "an export does not own its memory":
+            self._data[...] = 7
+
     def __dlpack_device__(self):
         if FAULT == "the device is not two ints":
             return [1, 0]

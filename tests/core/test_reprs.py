@@ -157,6 +157,17 @@ def test_print_says_the_dtype_and_the_device():
     assert str(bridge.from_dlpack(SMALL)) == f"{SMALL}\nfloat32 (2, 3) on cpu:0"
 
 
+@pytest.mark.parametrize("shape", [(3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
+def test_dir_of_a_tensor_lists_no_name_that_it_has_not(dtype, shape):
+    tensor = bridge.zeros(shape, dtype)
+    missing = [
+        name for name in dir(tensor) if name not in ("T", "mT") and not hasattr(tensor, name)
+    ]
+    assert missing == []  # T and mT are there, and say for which shapes
+    assert "numpy" in dir(tensor)
+
+
 @pytest.mark.parametrize("cls", [bridge.Tensor, bridge.DType])
 def test_dir_lists_no_name_that_raises(cls):
     assert [name for name in dir(cls) if not hasattr(cls, name)] == []

@@ -64,9 +64,19 @@ INCOMING = {
     ),
     "numpy, masked": ("numpy", "numpy.ma.array([1, 2], mask=[0, 1])", ["x.filled()", "x.data"]),
     "numpy, dates": ("numpy", "numpy.array(['2026-01-01'], 'M8[D]')", ["x.view('int64')"]),
-    "numpy, texts": ("numpy", "numpy.array(['a'])", ["x.view('uint32')"]),
-    "numpy, bytes": ("numpy", "numpy.array([b'a'])", ["x.view('uint8')"]),
-    "numpy, raw memory": ("numpy", "numpy.zeros(3, 'V2')", ["x.view('uint8')"]),
+    **{
+        f"numpy, {what}": ("numpy", made, [f"numpy.ascontiguousarray(x).view('{kind}')"])
+        for what, made, kind in (
+            ("texts", "numpy.array(['a', 'bc', 'd'])[::2]", "uint32"),
+            ("a text", "numpy.array('abc')", "uint32"),
+            ("a scalar text", "numpy.str_('abc')", "uint32"),
+            ("bytes", "numpy.array([b'a'])", "uint8"),
+            ("a byte string", "numpy.array(b'abc')", "uint8"),
+            ("raw memory", "numpy.zeros(3, 'V2')", "uint8"),
+            ("one element of raw memory", "numpy.zeros((), 'V3')", "uint8"),
+            ("a scalar of raw memory", "numpy.void(b'abc')", "uint8"),
+        )
+    },
     "numpy, fields": ("numpy", "numpy.zeros(3, [('name', 'i4')])", ["x['name']"]),
     "numpy, objects": ("numpy", "numpy.array([1, 2.5], object)", []),
     "numpy, another byte order": (
@@ -119,6 +129,52 @@ INCOMING = {
         "pyarrow.array([[1], [2, 3]], pyarrow.large_list(pyarrow.int64()))",
         ["x.flatten()"],
     ),
+    **{
+        f"pyarrow, {what}": ("pyarrow.compute", made, ways)
+        for what, made, ways in (
+            (
+                "list views",
+                "pyarrow.array([[1], [2, 3]], pyarrow.list_view(pyarrow.int64()))",
+                ["x.flatten()"],
+            ),
+            (
+                "large list views",
+                "pyarrow.array([[1], [2, 3]], pyarrow.large_list_view(pyarrow.int64()))",
+                ["x.flatten()"],
+            ),
+            (
+                "chunks of lists",
+                "pyarrow.chunked_array([[[1], [2, 3]]])",
+                ["x.combine_chunks().flatten()"],
+            ),
+            (
+                "chunks of texts",
+                "pyarrow.chunked_array([['a', 'b']])",
+                ["x.combine_chunks().dictionary_encode().indices"],
+            ),
+            (
+                "unions",
+                "pyarrow.UnionArray.from_sparse(pyarrow.array([0], 'int8'), [pyarrow.array([1])])",
+                ["x.field(0)"],
+            ),
+            (
+                "runs",
+                "pyarrow.RunEndEncodedArray.from_arrays([2, 5], [1.0, 2.0])",
+                ["pyarrow.compute.run_end_decode(x)"],
+            ),
+            (
+                "UUIDs",
+                "pyarrow.array([bytes(16)] * 2, pyarrow.binary(16)).cast(pyarrow.uuid())",
+                ["x.storage.dictionary_encode().indices"],
+            ),
+            (
+                "intervals",
+                "pyarrow.array([(1, 2, 3)], pyarrow.month_day_nano_interval())",
+                ["numpy.array(x.to_pylist())"],
+            ),
+            ("nulls alone", "pyarrow.nulls(3)", ["x.cast('float64').fill_null(value)"]),
+        )
+    },
     "pyarrow, dictionaries": (
         "pyarrow",
         "pyarrow.array([7, 7, 8]).dictionary_encode()",

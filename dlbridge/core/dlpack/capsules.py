@@ -207,10 +207,11 @@ def readable_by_numpy(capsule: object, immutable: bool, new_struct: bool) -> Rea
 def is_plain_host(capsule: object) -> bool:
     """Whether the versioned struct in *capsule* says CPU, device_id 0, a shape, no byte_offset.
 
-    That is a part of what `readable_by_numpy` looks at, in a third of its time.
+    And whether its data is an address. That is a part of what `readable_by_numpy` looks at, in a
+    third of its time.
     """
-    device, shape, byte_offset = _PLACE.unpack_from(_versioned_at(address_in(capsule)))
-    return bool(device == _CPU_0 and shape and not byte_offset)
+    data, device, shape, byte_offset = _PLACE.unpack_from(_versioned_at(address_in(capsule)))
+    return bool(data < MAX_NBYTES and device == _CPU_0 and shape and not byte_offset)
 
 
 def _are_moderate(strides: int, ndim: int) -> bool:
@@ -223,7 +224,7 @@ _VERSIONED = Struct(f"=I4x16xQ{TENSOR.format[1:]}")  # the version, and the flag
 _versioned_at = (ctypes.c_ubyte * _VERSIONED.size).from_address
 _legacy_at = (ctypes.c_ubyte * TENSOR.size).from_address
 _strides_at = [(ctypes.c_ubyte * (8 * ndim)).from_address for ndim in range(MAX_NDIM + 1)]
-_PLACE = Struct("=40xQ8xQ8xQ")  # device and device_id, shape, byte_offset
+_PLACE = Struct("=32xQQ8xQ8xQ")  # data, device and device_id, shape, byte_offset
 _CPU_0 = int.from_bytes(Struct("=ii").pack(1, 0), sys.byteorder)
 _CODE_OFFSET = 20  # of dtype.code in DLTensor
 _UNSIGNED = 1  # kDLUInt

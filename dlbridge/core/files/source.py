@@ -35,6 +35,9 @@ _has_preadv = hasattr(os, "preadv")  # not on Windows
 
 def open_source(x: Any) -> Source:
     """The source of a path, or of what an open file has from its position on."""
+    if isinstance(x, bytes) and (b"\0" in x or not os.path.exists(x)):  # noqa: PTH110 - of bytes
+        way = "load(io.BytesIO(x)) reads bytes that are the contents of a file"
+        raise FileNotFoundError(errno.ENOENT, f"no file has this name; {way}", x[:40])
     if isinstance(x, str | bytes | os.PathLike):
         opened = os.fsdecode(x)
         if not stat.S_ISREG(os.stat(opened).st_mode):  # noqa: PTH116 - a path may be bytes
@@ -45,7 +48,10 @@ def open_source(x: Any) -> Source:
         return Source(opened, io.FileIO(opened))
     kind = type(x).__name__
     if not hasattr(x, "read"):
-        raise TypeError(f"load() takes a path or an open file, not {with_article(kind)}")
+        way = (
+            "; io.BytesIO(x) makes a file of bytes" if isinstance(x, bytearray | memoryview) else ""
+        )
+        raise TypeError(f"load() takes a path or an open file, not {with_article(kind)}{way}")
     if isinstance(x, io.TextIOBase):
         raise TypeError(
             f"{with_article(kind)} gives text: open a file of tensors by open(path, 'rb')"

@@ -162,37 +162,45 @@ def _layout_of(x: Any, schema: _Schema) -> tuple[str, tuple[int, ...]]:
         kind = getattr(x, "type", None) or getattr(x, "dtype", None) or repr(layout)
         raise ExchangeError(
             f"the Arrow type {kind} of the {origin_of(x)} is not a plain number, which DLPack "
-            f"needs; {_way_out(layout, bool(schema.dictionary))}"
+            f"needs; {_way_out(x, layout, schema)}"
         )
     if prod(filter(None, widths)) >= MAX_NBYTES // 8:
         raise _broken(x, f"no memory can have one of its lists, of {widths} elements")
     return layout, tuple(widths)
 
 
-def _way_out(layout: str, coded: bool) -> str:
-    """What to pass instead of numbers of *layout*, in the words of pyarrow."""
-    if coded:
-        return "pass x.indices, or decode a dictionary of numbers: x.dictionary_decode()"
+def _way_out(x: Any, layout: str, schema: _Schema) -> str:
+    """What to pass instead of *x*, of elements of *layout*, in the words of pyarrow."""
+    array = "x.combine_chunks()" if hasattr(x, "combine_chunks") else "x"
+    if schema.metadata and (hasattr(x, "storage") or array != "x"):  # an extension type
+        array = f"{array}.storage"
+    if schema.dictionary:
+        return (
+            f"pass {array}.indices, or decode a dictionary of numbers: {array}.dictionary_decode()"
+        )
     for start, way in _WAYS_OUT.items():
         if layout.startswith(start):
-            return f"pass {way}"
+            return f"pass {way.replace('X', array)}"
     return "cast it to numbers"
 
 
 _WAYS_OUT = {
     **dict.fromkeys(
-        ("tdD", "tts", "ttm"), "x.cast('int32')"
+        ("tdD", "tts", "ttm"), "X.cast('int32')"
     ),  # pyarrow casts to the same size only
-    "t": "x.cast('int64')",
-    "d:": "x.cast('float64')",
-    "+s": "x.field('name')",
-    "+m": "x.keys or x.items",
-    "+l": "x.flatten()",
-    "+L": "x.flatten()",
-    **dict.fromkeys(("u", "U", "z", "Z", "w:", "v"), "x.dictionary_encode().indices"),
+    "tin": "numpy.array(X.to_pylist())",
+    "t": "X.cast('int64')",
+    "d:": "X.cast('float64')",
+    "+s": "X.field('name')",
+    "+m": "X.keys or X.items",
+    **dict.fromkeys(("+l", "+L", "+vl", "+vL"), "X.flatten()"),
+    "+u": "X.field(0), the first type of its elements",
+    "+r": "pyarrow.compute.run_end_decode(X)",
+    "n": "X.cast('float64').fill_null(value)",
+    **dict.fromkeys(("u", "U", "z", "Z", "w:", "v"), "X.dictionary_encode().indices"),
 }
-"""The beginning of a format -> the way out (Arrow's C data interface: dates and times, decimals,
-structs, maps, lists, texts and bytes)."""
+"""The beginning of a format -> the way out of X (Arrow's C data interface: dates and times,
+decimals, structs, maps, lists, unions, runs, nulls, texts and bytes)."""
 
 
 def _format(x: Any, schema: _Schema) -> str:

@@ -321,16 +321,17 @@ def device_of_producer(x: Any) -> Device:
     pair = x.__dlpack_device__()
     if isinstance(pair, tuple) and len(pair) == 2:
         kind, index = pair
-        if type(kind) is int and type(index) is int and kind != _CPU_TYPE:
-            return Device.of(kind, index)
-        if not isinstance(kind, int) or type(index) is not int or kind is True:
-            kind, index = plain_number(kind), plain_number(index)
-        if isinstance(kind, int):
-            # paddle 3.3 says (kDLCPU, None), which numpy takes, too
-            if kind == _CPU_TYPE and (pair[1] is None or (isinstance(index, int) and index >= 0)):
-                return CPU
-            if isinstance(index, int):
-                return Device.of(int(kind), int(index))
+        if type(kind) is not int or type(index) is not int:
+            if not isinstance(kind, int) or type(kind) is bool:  # an IntEnum, as torch's, stays
+                kind = plain_number(kind)
+            index = plain_number(index)
+        elif kind == _CPU_TYPE and not index:
+            return CPU
+        if isinstance(kind, int) and isinstance(index, int):
+            device = Device.of(int(kind), int(index))
+            return CPU if kind == _CPU_TYPE else device  # the host is one
+        if kind == _CPU_TYPE and pair[1] is None:  # paddle 3.3 says that, which numpy takes, too
+            return CPU
     kind_of_error = ValueError if isinstance(pair, tuple) and len(pair) != 2 else TypeError
     raise kind_of_error(f"{origin_of(x)}.__dlpack_device__() returned {pair!r}, not two ints")
 

@@ -140,7 +140,12 @@ class Exporter:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return ``(device_type, device_id)`` as plain ints (array API 2025.12)."""
-        return as_tensor(self).__dlpack_device__()
+        tensor: Any = self.__as_tensor__()
+        if type(tensor) is ArrayTensor:
+            return (1, 0)
+        if not isinstance(tensor, Tensor):
+            raise no_tensor(self, tensor)
+        return tensor.__dlpack_device__()
 
     @property
     def __arrow_c_array__(self) -> Callable[..., tuple[object, object]]:

@@ -12,6 +12,7 @@ from dlbridge.core.tensor.array_tensor import wrap_array, wrap_plain, writable
 from dlbridge.core.tensor.memory import NATIVE_DTYPES, native_dtypes
 from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.subbyte import unpack_bits
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
@@ -64,7 +65,7 @@ def _type_refused(dtype: Any) -> str:
     name = str(dtype)
     if name.startswith("key<"):
         return "of random keys has no plain memory; pass jax.random.key_data(x)"
-    if name in ("int2", "uint2", "int4", "uint4"):
+    if name in _SUBBYTE and name != "float4_e2m1fn":
         return (
             f"of {name} is not exported by jax; pass numpy.asarray(x), which is a copy, or "
             "x.astype('int8')"
@@ -98,6 +99,14 @@ def _make(tensor: Tensor) -> Any:
     """``jax.Array``."""
     import jax.dlpack
 
+    if tensor.dtype.name in _SUBBYTE:  # it takes none by DLPack, and those of ml_dtypes by a copy
+        codes: Any = tensor.tobytes()
+        if tensor.size and not tensor.is_padded:
+            codes = unpack_bits(codes, tensor.dtype, tensor.size)
+        import numpy as np
+
+        array = np.frombuffer(codes, tensor.dtype.numpy).reshape(tensor.shape)
+        return jax.numpy.array(array)
     if tensor.readonly:
         # jax before 0.12 asks for legacy capsules, which cannot carry READ_ONLY. Its own
         # arrays are immutable, so it is given the memory without that mark.
@@ -106,7 +115,15 @@ def _make(tensor: Tensor) -> Any:
 
 
 def _check(tensor: Tensor) -> None:
-    """Raise ExchangeError for 64-bit types, which jax without x64 changes to 32 bits."""
+    """Raise ExchangeError for 64-bit types, which jax without x64 changes to 32 bits.
+
+    And for elements below a byte that are not the host's.
+    """
+    if tensor.dtype.name in _SUBBYTE and not tensor.device.is_host:
+        raise ExchangeError(
+            f"jax takes elements of {tensor.dtype} from the host only; "
+            "dlbridge.to_device(t, 'cpu', like='jax') brings them there"
+        )
     if tensor.dtype.name not in {"float64", "int64", "uint64", "complex128"}:
         return
     import jax
@@ -120,6 +137,8 @@ def _check(tensor: Tensor) -> None:
         )
 
 
+_SUBBYTE = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
+
 # jax never writes into memory that it was given, donated or not.
 LIBRARY = Library(
     "jax",
@@ -130,7 +149,11 @@ LIBRARY = Library(
     immutable=True,
     make=_make,
     check=_check,
-    types=NUMPY_TYPES | FLOAT8 | {"bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"},
+    types=NUMPY_TYPES
+    | FLOAT8
+    | _SUBBYTE
+    | {"bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"},
+    copied_types=_SUBBYTE,
     keeps_readonly=True,
     compact_only=True,
     any_order=True,

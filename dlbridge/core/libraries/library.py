@@ -82,6 +82,8 @@ class Library(NamedTuple):
         Gets a `Tensor`; raises `ExchangeError` if the library would change it.
     copies : bool
         Whether *make* always copies.
+    copied_types : frozenset of str
+        The names of those dtypes of *types* of which *make* always copies.
     keeps_readonly : bool
         Whether it never writes to memory that is marked READ_ONLY.
     takes_negative_strides : bool
@@ -132,6 +134,7 @@ class Library(NamedTuple):
     takes: Literal["tensor", "capsule", "numpy"] = "tensor"
     check: Callable[[Tensor], object] | None = None
     copies: bool = False
+    copied_types: frozenset[str] = frozenset()
     keeps_readonly: bool = False
     takes_negative_strides: bool = False
     takes_padding: bool = False

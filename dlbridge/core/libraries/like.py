@@ -84,7 +84,8 @@ class Conversion:
         `as_library`, except those that the library itself raises.
         """
         library, device, name = self.library, self.device, self.library.name
-        if tensor.is_padded and not library.takes_padding and tensor.dtype.is_subbyte:
+        copies = _always_copies(library, tensor)
+        if tensor.is_padded and not (library.takes_padding or copies) and tensor.dtype.is_subbyte:
             raise ExchangeError(
                 f"{name} does not know padded {tensor.dtype} elements, one per byte; "
                 "like='numpy' gives them as an array of ml_dtypes"
@@ -120,7 +121,7 @@ class Conversion:
         library, source = self.library, tensor
         if tensor.device.is_host and tensor.device.type not in library.host_types:
             source = move(source, CPU, None)
-        if needs_copy and not library.copies:
+        if needs_copy and not _always_copies(library, tensor):
             source = move(source, source.device, True)
         try:
             if self.of_numpy is not None and type(source) is ArrayTensor:
@@ -204,6 +205,8 @@ def _why_copy(library: Library, tensor: Tensor, *, fresh: bool) -> str:
     name = library.name
     if library.copies:
         return f"{name} always copies"
+    if _always_copies(library, tensor):
+        return f"{name} always copies {tensor.dtype}"
     if fresh:
         return ""
     if tensor.readonly and not library.keeps_readonly:
@@ -217,6 +220,10 @@ def _why_copy(library: Library, tensor: Tensor, *, fresh: bool) -> str:
     if library.alignment > 1 and tensor.device.is_host and tensor.data_ptr() % library.alignment:
         return f"{name} takes memory that is aligned to {library.alignment} bytes"
     return ""
+
+
+def _always_copies(library: Library, tensor: Tensor) -> bool:
+    return library.copies or tensor.dtype.name in library.copied_types
 
 
 def _is_compact(library: Library, tensor: Tensor) -> bool:

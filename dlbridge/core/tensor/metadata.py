@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from .memory import Memory
 
 
+_NOT_ALWAYS = frozenset({"__array_interface__", "__arrow_c_array__", "__cuda_array_interface__"})
+_NOT_ALWAYS |= {"_native", "_producer", "_shared", "expires"}  # slots, which may be empty
+
+
 class OtherNames(metaclass=WithAbsentNames):
     """The base of tensors that explains names and operators which they do not have.
 
@@ -38,7 +42,11 @@ class OtherNames(metaclass=WithAbsentNames):
 
     def __dir__(self) -> Iterable[str]:
         """Return the names that are there."""
-        return [name for name in super().__dir__() if name not in TENSOR_NAMES]
+        return [
+            name
+            for name in super().__dir__()
+            if name not in TENSOR_NAMES and (name not in _NOT_ALWAYS or hasattr(self, name))
+        ]
 
     if not TYPE_CHECKING:  # to a type checker it would say that it can be done
 

@@ -570,16 +570,18 @@ def _obstacle(np_dtype: np.dtype[Any]) -> str:
         )
     kinds = {
         "O": "it holds Python objects, which are addresses; convert it to numbers",
-        "S": "it holds strings; pass x.view('uint8')",
-        "U": "it holds strings; pass x.view('uint32')",
+        "S": "it holds strings; pass numpy.ascontiguousarray(x).view('uint8')",
+        "U": "it holds strings; pass numpy.ascontiguousarray(x).view('uint32')",
         "T": "it holds strings; encode them to numbers",
         "M": "it holds dates; pass x.view('int64'), and keep the unit beside it",
         "m": "it holds time spans; pass x.view('int64'), and keep the unit beside it",
         "f": "its format differs between machines (long double); pass x.astype('float64')",
         "c": "its format differs between machines (long double); pass x.astype('complex128')",
-        "V": "it is raw memory; pass x.view('uint8')",
+        "V": "it is raw memory; pass numpy.ascontiguousarray(x).view('uint8')",
     }
-    return kinds.get(np_dtype.kind, "DLPack has no such type; pass x.view('uint8')")
+    return kinds.get(
+        np_dtype.kind, "DLPack has no such type; pass numpy.ascontiguousarray(x).view('uint8')"
+    )
 
 
 def _find_numpy(ours: DType) -> np.dtype[Any]:

@@ -66,7 +66,8 @@ def why_impossible(address: int, byte_offset: int, low: int, high: int) -> str:
             f"elements that span {high - low} bytes from byte_offset {byte_offset} on, more than "
             "the memory of any machine"
         )
-    if address and not 0 < first + low < first + high <= 1 << 64:
+    # As in C, the place behind the last byte has an address, too.
+    if address and not 0 < first + low < first + high < 1 << 64:
         return (
             f"elements at {first + low:#x} to {first + high:#x} (data {address:#x}, byte_offset "
             f"{byte_offset}), which wraps around"

@@ -519,6 +519,13 @@ def test_an_array_behind_another_one():
         (io.BytesIO(), bridge.FileError, "<BytesIO> begins with b''"),
         (io.BytesIO(b"x" * 40), bridge.FileError, "<BytesIO> begins with b'xxxxxxxx'"),
         (3, TypeError, r"load\(\) takes a path or an open file, not an int"),
+        (
+            b"\x93NUMPY\x01\0 more",
+            FileNotFoundError,
+            r"no file has this name; load\(io.BytesIO\(x\)\)",
+        ),
+        (b"nowhere", FileNotFoundError, r"no file has this name; load\(io.BytesIO\(x\)\)"),
+        (bytearray(b"GGUF"), TypeError, r"not a bytearray; io.BytesIO\(x\) makes a file of bytes"),
         ([1], TypeError, r"load\(\) takes a path or an open file, not a list"),
     ],
 )

@@ -63,9 +63,11 @@ WRONG = {
     ),
     "device": st.tuples(INT32, INT32),
     "says": st.one_of(
-        st.tuples(INT32, INT32), st.sampled_from([None, (), (1,), (1, 0, 1), (1, None), "cpu", 1])
+        st.tuples(INT32, INT32),
+        st.tuples(st.just(1), INT64),
+        st.sampled_from([None, (), (1,), (1, 0, 1), (1, None), "cpu", 1]),
     ),
-    "data": st.sampled_from([0, 1, 7, 2**63, 2**64 - 1, 2**64 - 4096]),
+    "data": st.sampled_from([0, 1, 7, 2**63, 2**64 - 1, 2**64 - 4, 2**64 - 4096]),
     "byte_offset": st.one_of(
         st.integers(0, 300), st.integers(0, 2**64 - 1), st.sampled_from([2**63, 2**64 - 1])
     ),
@@ -376,6 +378,8 @@ def agree(found, raw):
     """All ways give the verdict that the bare capsule gets, unless there is a reason."""
     first = found.pop("capsule")
     assert first is None or first[0] is dlbridge.ExchangeError, first
+    asking = {way: found[way] is None for way in ("producer", "unread", "asarray")}
+    assert len(set(asking.values())) == 1, f"{raw.says}: {asking}"
     for way, refusal in found.items():
         if way in {"producer", "unread", "asarray", "no copy", "to the cpu", "ffi", "tvm_ffi"}:
             if raw.says != raw.device:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import suppress
+from math import prod
 
 import numpy as np
 import pytest
@@ -148,9 +149,10 @@ def test_what_is_no_producer():  # C7
         ((1.0, 0), TypeError),
         ((1, 0.0), TypeError),
         ((True, 0), TypeError),
+        ((False, 0), TypeError),
         ((2, True), TypeError),
         (("1", "0"), TypeError),
-        ((1, -1), ValueError),
+        *(((1, index), ValueError) for index in (-1, 1 << 31, 1 << 40, 1 << 70)),
         ((2, -1), ValueError),
         ((1 << 40, 0), ValueError),
     ],
@@ -235,6 +237,20 @@ def test_corrupt_structs(way, wrong, match, dtype, version):  # C20, C23, C24, C
     gc.collect()
     assert raw.alive == 0
     assert raw.exported == 1
+
+
+@pytest.mark.parametrize("dtype", [(2, 32, 1), (4, 16, 1)], ids=["numpy", "bfloat16"])
+@pytest.mark.parametrize("shape", [(), (1,), (2, 1)], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_no_memory_ends_where_addresses_do(way, shape, dtype):  # C24
+    """As in C, where a pointer behind the last byte is one."""
+    end = (1 << 64) - prod(shape) * dtype[1] // 8
+    for data in (end, end - 64):
+        raw = Producer(shape, data=data, byte_offset=end - data, version=None, dtype=dtype)
+        with pytest.raises((BufferError, ValueError), match="wraps around"):
+            WAYS[way](raw)
+    raw = Producer(shape, data=end - 8, version=None, dtype=dtype)
+    assert WAYS[way](raw).shape == shape
 
 
 def test_devices_that_there_are_not():  # C20

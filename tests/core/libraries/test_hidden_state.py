@@ -99,6 +99,7 @@ def test_numpy_structured_arrays():  # P31, P33
         ({"shape": (1 << 58,)}, "more than the memory of any machine"),
         ({"data": (0, False)}, "data is NULL"),
         ({"data": ((1 << 64) - 8, False)}, "wraps around"),
+        ({"data": ((1 << 64) - 8, False), "shape": ()}, "wraps around"),
         ({"data": (8, False), "strides": (-8,)}, "wraps around"),
         ({"data": (-8, False)}, "wraps around"),
         ({"strides": (1 << 64,)}, r"numpy cannot read \(shape \(4,\).*strides \(18446744"),

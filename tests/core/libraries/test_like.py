@@ -2,6 +2,7 @@
 
 import sys
 import types
+from math import prod
 
 import ml_dtypes
 import numpy as np
@@ -342,7 +343,6 @@ def test_jax_does_not_narrow_in_silence(kind):
         ("torch", "float4_e2m1fn", "unpack_bits"),
         ("torch", "float32x4", r"t\.view\("),
         ("torch", "float8_e3m4", "astype"),
-        ("jax", "int4", "unpack_bits"),
         ("jax", "float32x4", r"t\.view\("),
         ("numpy", "int4", "unpack_bits"),
         ("numpy", "float32x4", "tobytes"),
@@ -366,7 +366,31 @@ def test_tvm_ffi_takes_every_type(name):
     assert dlbridge.from_dlpack(result).dtype is tensor.dtype
 
 
-@pytest.mark.parametrize("like", FOREIGN)
+@pytest.mark.parametrize("shape", [(5,), (), (2, 3), (0,)], ids=str)
+@pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2", "float4_e2m1fn"])
+def test_the_small_types_of_jax_go_back_as_they_came(name, shape):
+    jax = peer("jax")
+    x = jax.numpy.arange(prod(shape)).reshape(shape).astype("float32").astype(name)
+    padded = dlbridge.asarray(np.asarray(x))
+    packed = dlbridge.astype(padded, name)
+    assert padded.is_padded or not x.size
+    for tensor in (padded, packed, padded.reshape(-1)[::-1] if x.ndim else padded):
+        for like in ("jax", jax):
+            result = dlbridge.to_device(tensor, "cpu", like=like)
+            assert result.dtype == x.dtype
+            assert result.shape == tensor.shape
+            expected = dlbridge.astype(tensor, "float32")
+            assert result.astype("float32").tolist() == expected.tolist()
+        if x.size:
+            assert "jax always copies" in str(dlbridge.explain(tensor, "cpu", like="jax"))
+            for function in (as_library, library_step):
+                with pytest.raises(ExchangeError, match=f"jax needs a copy.*{name}"):
+                    function(tensor, "jax", False)
+    if name.startswith("float4"):
+        assert dlbridge.to_device(x, "cpu", like="jax").tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("like", [like for like in FOREIGN if like != "jax"])
 def test_padded_sub_byte_elements(like):  # P10, C31
     tensor = raw("int4", 8, flags=FLAG_SUBBYTE_PADDED)
     for function in (as_library, library_step):
