@@ -55,7 +55,6 @@ ONCE = (
     "test_docs.py",
     "test_fork.py",
     "test_scripts.py",
-    "test_torch.py",
 )
 
 PLATFORMS = """

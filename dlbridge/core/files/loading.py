@@ -453,7 +453,7 @@ def _read(
 ALIGNMENT = 64
 """Bytes. Tensors at such places of the file can be used by a device in place.
 
-Kernels of PoCL read up to 64 bytes as aligned (``dlbridge_opencl.imports``), and
+Kernels of PoCL read up to 64 bytes as aligned (``CPU_ALIGNMENT`` of dlbridge-opencl), and
 Vulkan binds buffers at multiples of 16 to 64 on the devices that are known here.
 """
 
