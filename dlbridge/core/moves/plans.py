@@ -324,7 +324,8 @@ def plan_host_copy(plan: Plan, operand: Operand, refusal: str) -> None:
         plan.add("copy", source, target, operand.nbytes, reason)
         return
     if not operand.contiguous:
-        reason = f"strides {operand.strides} are packed before an upload"
+        # The refusal comes first: compact memory would be copied as well.
+        reason = f"{refusal}, and strides {operand.strides} are packed before an upload"
         plan.add("pack", source, source, operand.nbytes, reason)
     plan.add("upload", source, target, operand.nbytes, refusal)
 
