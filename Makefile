@@ -27,7 +27,7 @@ help:
 	@echo "make test-all also other CPythons and the checks of the tests themselves; not stress, gpu, amd"
 	@echo "make setup    only installs what the tests need, into .venv"
 	@echo "make test-newest, make test-nightly   beside the newest releases; beside tonight's numpy and torch"
-	@echo "make test-lowest   the core with the lowest versions that are allowed"
+	@echo "make test-lowest   the core and the FFI with the lowest versions that are allowed"
 	@echo "make lint     ruff, mypy, import-linter, the generated files and the workflows"
 	@echo "make format   ruff's corrections and its layout of the code"
 	@echo "make stress   the long tests: races, exits 100 of 100"
@@ -101,7 +101,7 @@ test-all: $(VENV)/.test
 test-pythons: $(VENV)/.test
 	$(BIN)/python tests/pythons.py
 
-# The core with the lowest versions that pyproject.toml allows: 10 minutes, each night
+# The core and the FFI with the lowest versions that pyproject.toml allows: 10 minutes, each night
 # (.github/workflows/scheduled.yml).
 test-lowest: $(VENV)/.test
 	$(BIN)/python tests/pythons.py --lowest

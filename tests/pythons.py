@@ -6,7 +6,7 @@ test-core`. On the oldest those of the core, of calls and of safety run, on the 
 depend on the interpreter: signals, threads, exits, leaks and its implementation details.
 `--peers` installs the newest peers beside the newest one (several GB with torch), and runs the
 tests that meet them. `--all` takes those between, too; `--lowest` only this one, with the lowest versions that
-pyproject.toml allows, and all tests of the core.
+pyproject.toml allows, and all tests of the core and of the FFI.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ ASK = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
 def main() -> int:
     """Test each; the exit code of the first that fails."""
     if "--lowest" in sys.argv:
-        return run(lowest(), ["tests/core"], "ext_dev,mpi", library())
+        # pytest 8.0 sets its own hook for exceptions in destructors over that of a test's fixture.
+        rooms = ["-p", "no:unraisableexception", "tests/core", "tests/ffi"]
+        return run(lowest(), rooms, "ext_dev,mpi", library())
     found = interpreters()
     ends = min(found), max(found)
     for version, python in sorted(found.items()):

@@ -75,7 +75,7 @@ def test_what_is_done_at_once_is_what_the_plan_says(library, layout, like, devic
         x = array if library == "numpy" else bridge.from_dlpack(array)
     if library == "ext_dev":
         x = bridge.to_device(x, "ext_dev:0")
-    if like in ("jax", "tvm_ffi"):
+    if like in ("torch", "jax", "tvm_ffi"):
         peer(like)
     try:
         plan = bridge.plan(x, device, like=like)

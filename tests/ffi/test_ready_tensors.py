@@ -221,12 +221,14 @@ def test_arrays_of_numpy_are_described_as_they_are(name, described):
     dtype = ffi.dtype(x.dtype.name)
     for array in (x, x.copy(order="K"), x):
         strides = [stride // array.itemsize for stride in array.strides]
-        assert described(array) == [
+        assert described(array)[
+            : 5 if array.size else 4
+        ] == [  # numpy 2.3: other strides of nothing
             array.__array_interface__["data"][0],
             (1, 0),
             (dtype.code, dtype.bits, dtype.lanes),
             list(array.shape),
-            strides,
+            *([strides] if array.size else []),
         ]
 
 

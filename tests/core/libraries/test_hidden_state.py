@@ -97,7 +97,7 @@ def test_numpy_structured_arrays():  # P31, P33
         ({"strides": (1 << 62,)}, "more than the memory of any machine"),
         ({"strides": (-(1 << 60),)}, "more than the memory of any machine"),
         ({"shape": (1 << 58,)}, "more than the memory of any machine"),
-        ({"data": (0, False)}, "data is NULL"),
+        ({"data": (0, False)}, "data is NULL|cannot coerce scalar"),
         ({"data": ((1 << 64) - 8, False)}, "wraps around"),
         ({"data": ((1 << 64) - 8, False), "shape": ()}, "wraps around"),
         ({"data": (8, False), "strides": (-8,)}, "wraps around"),
