@@ -42,6 +42,7 @@ from .any import (
     text_of,
     unpack,
     view,
+    views,
 )
 from .calls import ask, call_with_gil, new_memory, perform
 from .containers import (
@@ -81,11 +82,7 @@ from .objects import (
     remember,
     wrap,
 )
-from .tensors import (
-    native_rule,
-    tensor_of,
-    tensor_rule,
-)
+from .tensors import lent_tensor, native_rule, tensor_of, tensor_rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -763,6 +760,8 @@ CONSTRUCTORS.update(
         **{index: _wrapper(cls) for cls, index in _OF_A_LAYOUT.items()},
     }
 )
+
+views[C.kTVMFFIDLTensorPtr] = lent_tensor
 
 RULES.extend(
     (

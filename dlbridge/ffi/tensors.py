@@ -49,7 +49,7 @@ from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
 from ._lib import C, address, destructor, ffi
-from .any import HEADER, Handle, Packer, Temporaries, WeakTable, defines, pack, untrack, views
+from .any import HEADER, Handle, Packer, Temporaries, WeakTable, defines, pack, untrack
 from .errors import raised
 from .objects import Argument, pack_opaque
 
@@ -419,9 +419,6 @@ def lent_tensor(_tag: int, payload: int) -> Tensor:
     managed.version.major = DLPACK_VERSION[0]
     managed.dl_tensor = ffi.cast("DLTensor *", payload)[0]
     return adopt(read_managed(address(managed)), "a borrowed DLTensor")
-
-
-views[C.kTVMFFIDLTensorPtr] = lent_tensor
 
 
 def converter(like: Any) -> Callable[[Any], Any]:
