@@ -88,6 +88,7 @@ def do_all(function: Callable[[Any], object], things: Iterable[Any]) -> None:
     """Call *function* for each until it has returned, the last first; then raise what came.
 
     For the end of work on memory that is somebody else's after this, whatever handlers raise.
+    *function* itself must not fail: what it always raises would be tried for ever.
     """
     left = list(things)
     raised: list[BaseException] = []
