@@ -67,6 +67,9 @@ class Exporter:
     inherits from a class before this one, stays. The table of a class is made when a
     library first asks for it; it, and with it the class, then exists until the process ends.
 
+    With the name of an attribute, exports of plain CPU memory are made by numpy, as a Tensor's
+    are: it takes no ``stream=-1`` (rule S1 of ``python -m dlbridge conformance``).
+
     Examples
     --------
     >>> class MyArray(bridge.Exporter):
