@@ -314,6 +314,10 @@ _interned: dict[tuple[int, int, str | None], Device] = {}
 
 def _intern(type: int, index: int, name: str | None) -> Device:
     """A new Device in the table, or the one that another thread put there first."""
+    if isinstance(type, str):
+        raise TypeError(
+            f"Device takes the number of a type; dlbridge.device({type!r}) takes a name"
+        )
     type, index = operator.index(type), operator.index(index)
     if index < 0:
         raise ValueError(f"device index {index}: devices are counted from 0 (DLDevice.device_id)")
@@ -407,7 +411,7 @@ def _find(obj: Any, device_type: int | None) -> tuple[Device, bool]:
     what = kind.__qualname__ if builtin else f"{kind.__module__}.{kind.__qualname__}"
     hint = "" if builtin else "; dlbridge.device_of(x) gives the device of an array"
     raise TypeError(
-        f"{with_article(what)} is not a valid device: give a string such as 'cuda:0', (type, "
+        f"{'None' if obj is None else with_article(what)} is not a valid device: give a string such as 'cuda:0', (type, "
         "index), a"
         f" device of torch, jax or tvm_ffi, or an object with __dlpack_device__(){hint}"
     )

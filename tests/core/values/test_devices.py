@@ -125,6 +125,11 @@ def test_a_value_is_immutable_and_one_object():
     assert {found: 1}[device((2, 1))] == 1
 
 
+def test_a_name_is_not_the_number_of_a_type():
+    with pytest.raises(TypeError, match=r"takes the number of a type; dlbridge.device\('cpu'\)"):
+        Device("cpu")
+
+
 def test_threads_that_make_one_device_at_once_get_one_object():  # C40
     names = [(index, name) for index in range(200) for name in (None, "own")]
     made = at_once(8, lambda: [Device.of(77, *each) for each in names])
@@ -239,7 +244,7 @@ class Claims:
     [
         *((pair, TypeError, "two integers") for pair in ((None, 0), (1, None), ("1", 0), (1.0, 0))),
         *((pair, ValueError, "two entries") for pair in ((), (1,), (1, 0, 1))),
-        (None, TypeError, r"None(Type)? is not a valid device"),
+        (None, TypeError, r"^None is not a valid device"),
     ],
 )
 def test_what_is_no_pair(pair, error, says):  # C8
