@@ -411,8 +411,8 @@ def _find(obj: Any, device_type: int | None) -> tuple[Device, bool]:
     what = kind.__qualname__ if builtin else f"{kind.__module__}.{kind.__qualname__}"
     hint = "" if builtin else "; dlbridge.device_of(x) gives the device of an array"
     raise TypeError(
-        f"{'None' if obj is None else with_article(what)} is not a valid device: give a string such as 'cuda:0', (type, "
-        "index), a"
+        f"{'None' if obj is None else with_article(what)} is not a valid device: give a string "
+        "such as 'cuda:0', (type, index), a"
         f" device of torch, jax or tvm_ffi, or an object with __dlpack_device__(){hint}"
     )
 
