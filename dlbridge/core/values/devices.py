@@ -314,11 +314,12 @@ _interned: dict[tuple[int, int, str | None], Device] = {}
 
 def _intern(type: int, index: int, name: str | None) -> Device:
     """A new Device in the table, or the one that another thread put there first."""
-    if isinstance(type, str):
+    try:
+        type, index = operator.index(type), operator.index(index)
+    except TypeError as exc:
         raise TypeError(
             f"Device takes the number of a type; dlbridge.device({type!r}) takes a name"
-        )
-    type, index = operator.index(type), operator.index(index)
+        ) from exc
     if index < 0:
         raise ValueError(f"device index {index}: devices are counted from 0 (DLDevice.device_id)")
     if index >= 2**31 or not -(2**31) <= type < 2**31:
