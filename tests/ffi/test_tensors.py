@@ -243,10 +243,11 @@ def test_torch_refuses_in_its_own_words(echo):  # 4.1: verified not to crash
 
 
 def test_wrong_version_is_refused(echo):  # 1.1: major 2 is accepted by the library
+    before = set(live)  # what tests that were skipped in the middle have left
     with pytest.raises(ExchangeError, match="DLPack 2"):
         echo(TableTensor((1, 0), version=(2, 0)))
     gc.collect()
-    assert not live
+    assert live.keys() <= before
 
 
 def test_producer_that_fails(echo):
