@@ -11,6 +11,7 @@ from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import ArrayTensor, MethodProperty
+from dlbridge.core.tensor.metadata import is_given_back
 from dlbridge.core.tensor.tensor import ExchangeTable, Tensor
 
 from .dlpack import as_tensor, no_tensor, produce
@@ -184,10 +185,10 @@ class Exporter:
 def _stable(x: Exporter) -> Tensor:
     """The Tensor of *x*, whose address others may keep as long as they keep *x*.
 
-    AttributeError where each call of ``__as_tensor__`` gives other memory.
+    AttributeError where each call of ``__as_tensor__`` gives other memory, or lends it anew.
     """
     tensor, again = as_tensor(x), as_tensor(x)
-    if tensor is not again and tensor.data_ptr() != again.data_ptr():
+    if tensor is not again and (tensor.data_ptr() != again.data_ptr() or is_given_back(tensor)):
         raise AttributeError(
             f"{origin_of(x)} has new memory for each consumer, and an interface by address does "
             "not keep it"

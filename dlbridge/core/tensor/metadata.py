@@ -13,6 +13,7 @@ from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import NUMPY_OWN
 from dlbridge.core.values.suggestions import TENSOR_NAMES, Absent, WithAbsentNames
 from dlbridge.errors import ExchangeError
+from dlbridge.kit.resources import Owner
 
 from .memory import CarrierBase
 
@@ -333,6 +334,17 @@ def _is_allocated_here(tensor: TensorMetadata) -> bool:
         memory = base.memory  # a host view is an allocation, too, and has an owner
         return memory.allocation is not None and memory.owner is None
     return base is None and array.flags.owndata
+
+
+def is_given_back(tensor: TensorMetadata) -> bool:
+    """Whether a deleter of `from_blob` is called when nothing uses the memory any more."""
+    base: Any = tensor._array
+    while isinstance(base, type(tensor._array)):
+        base = base.base
+    memory = base.memory if isinstance(base, CarrierBase) else tensor._memory
+    owner = memory.allocation if memory.owner is None else memory.owner
+    blob = owner.resource if isinstance(owner, Owner) else None
+    return getattr(blob, "deleter", None) is not None
 
 
 def _elements_in_a_line(tensor: TensorMetadata) -> str:

@@ -222,6 +222,28 @@ def test_new_memory_for_each_consumer():
     assert array.tolist() == [7] * 1000
 
 
+@pytest.mark.parametrize("offset", [0, 8])
+def test_memory_that_is_lent_to_each_consumer(offset):
+    """It was given back while numpy's array was in use: numpy keeps the object, and not a Tensor."""
+    at = np.arange(4.0)
+    lent = []
+
+    class Lending(bridge.Exporter):
+        def __as_tensor__(self):
+            lent.append(1)
+            address = at.ctypes.data + offset
+            return bridge.from_blob(address, 3, "float64", deleter=lambda _: lent.pop())
+
+    for take in (np.asarray, lambda x: np.array(x, copy=False), np.from_dlpack):
+        array = take(Lending())
+        gc.collect()
+        assert len(lent) == 1
+        assert array.ctypes.data == at.ctypes.data + offset
+        del array
+        gc.collect()
+        assert not lent
+
+
 def test_all_of_ours_take_it(x):
     tensor = bridge.from_dlpack(x)
     assert bridge.to_device(x, "cpu", like="numpy").tolist() == FLOATS.tolist()
