@@ -40,7 +40,7 @@ ROOMS = [
 ]
 MORE = ["tests/core", *of_ffi(FFI), "tests/safety"]
 WITH_PEERS = ["tests/core/libraries", "tests/core/interfaces", *of_ffi(FFI_WITH_PEERS)]
-PEERS = [".[peers]", "-e", "backends/opencl"]
+PEERS = ["-e", ".[peers]", "-e", "backends/opencl"]
 PARALLEL = ["-n", "3", "--dist", "loadfile"]
 ASK = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
 
