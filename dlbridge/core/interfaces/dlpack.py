@@ -321,12 +321,15 @@ def device_of_producer(x: Any) -> Device:
     pair = x.__dlpack_device__()
     if isinstance(pair, tuple) and len(pair) == 2:
         kind, index = pair
-        if type(kind) is not int or type(index) is not int:
+        if type(kind) is int and type(index) is int:
+            if kind != _CPU_TYPE:
+                return Device.of(kind, index)
+            if not index:
+                return CPU
+        else:
             if not isinstance(kind, int) or type(kind) is bool:  # an IntEnum, as torch's, stays
                 kind = plain_number(kind)
             index = plain_number(index)
-        elif kind == _CPU_TYPE and not index:
-            return CPU
         if isinstance(kind, int) and isinstance(index, int):
             device = Device.of(int(kind), int(index))
             return CPU if kind == _CPU_TYPE else device  # the host is one
