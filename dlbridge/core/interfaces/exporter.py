@@ -67,6 +67,7 @@ class Exporter:
     ``__slots__``, be a dataclass, and have other base classes. What it defines itself, or
     inherits from a class before this one, stays. The table of a class is made when a
     library first asks for it; it, and with it the class, then exists until the process ends.
+    The table asks ``__as_tensor__``, also where the class has a ``__dlpack__`` of its own.
 
     With the name of an attribute, exports of plain CPU memory are made by numpy, as a Tensor's
     are: it takes no ``stream=-1`` (rule S1 of ``python -m dlbridge conformance``).
@@ -95,9 +96,17 @@ class Exporter:
 
     def __init_subclass__(cls, *, tensor: str | None = None, **others: Any) -> None:
         super().__init_subclass__(**others)
+        if tensor is not None and "__as_tensor__" in vars(cls):
+            raise TypeError(
+                f'{cls.__qualname__} has an __as_tensor__ and tensor="{tensor}", and each says '
+                "where the Tensor is; remove one of them"
+            )
         # Of its own: that of a base class makes objects of the base class.
         for name in NAMES:
-            setattr(cls, name, ExchangeTable())
+            owner, found = _first(cls, name)
+            ours = isinstance(found, ExchangeTable) or id(found) in ExchangeTable.made
+            if owner is None or ours:
+                setattr(cls, name, ExchangeTable())
         if isinstance(vars(cls).get("__from_tensor__"), FunctionType):
             raise TypeError(
                 f"{cls.__qualname__}.__from_tensor__ must be a class method: it makes an instance; "
@@ -105,20 +114,20 @@ class Exporter:
             )
         if tensor is not None:
             held = attrgetter(tensor)
-            members: Any = {
-                "__as_tensor__": lambda self: held(self),  # noqa: PLW0108 - held is no method
-                "__dlpack__": MethodProperty(attrgetter(f"{tensor}.__dlpack__")),
-                "__dlpack_device__": MethodProperty(attrgetter(f"{tensor}.__dlpack_device__")),
-            }
-            for name in members.keys() - vars(cls).keys():
-                setattr(cls, name, members[name])
+            method: Any = lambda self: held(self)  # noqa: E731, PLW0108 - held is no method
+            cls.__as_tensor__ = method  # type: ignore[method-assign]
+            for name in _OF_THE_TENSOR:
+                _, found = _first(cls, name)
+                if name not in vars(cls) and _is_ours(name, found):
+                    setattr(cls, name, MethodProperty(attrgetter(f"{tensor}.{name}")))
             first = tensor.partition(".")[0]
             if not hasattr(cls, first):
                 setattr(cls, first, _Unassigned(cls, first))
-        elif "__as_tensor__" in vars(cls):  # a base class may have named an attribute
-            for name in ("__dlpack__", "__dlpack_device__"):
-                if name not in vars(cls) and isinstance(getattr(cls, name), MethodProperty):
-                    setattr(cls, name, vars(Exporter)[name])
+        giver, _ = _first(cls, "__as_tensor__")
+        for name in _OF_THE_TENSOR:  # a base class may name an attribute that is not asked
+            owner, found = _first(cls, name)
+            if isinstance(found, MethodProperty) and owner is not giver:
+                setattr(cls, name, vars(Exporter)[name])
 
     def __as_tensor__(self) -> Tensor:
         raise NotImplementedError(
@@ -180,6 +189,19 @@ class Exporter:
     def __buffer__(self, flags: int) -> memoryview:
         """Return the memory for ``memoryview(x)`` on Python 3.12 and later (PEP 688)."""
         return as_tensor(self).__buffer__(flags)
+
+
+_OF_THE_TENSOR = ("__dlpack__", "__dlpack_device__")
+
+
+def _first(cls: type, name: str) -> tuple[type | None, object]:
+    """The class that gives *cls* the attribute *name*, and what stands there; None if none does."""
+    found = ((each, vars(each)[name]) for each in cls.__mro__ if name in vars(each))
+    return next(found, (None, None))
+
+
+def _is_ours(name: str, found: object) -> bool:
+    return isinstance(found, MethodProperty) or found is vars(Exporter)[name]
 
 
 def _stable(x: Exporter) -> Tensor:

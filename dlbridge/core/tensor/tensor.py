@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from functools import cache
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, overload
 
 from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.implementation_details.python_api import address_of
@@ -91,13 +91,18 @@ class ExchangeTable:
     call, and this function would cost them 2 us.
     """
 
+    made: ClassVar[dict[int, Any]] = {}
+    """The capsules, by their addresses: a class may have one of its own instead."""
+
     def __get__(self, _instance: object, cls: type) -> Any:
         from dlbridge.core.interfaces.own_table import table_capsule
 
         owner: type = Tensor if issubclass(cls, Tensor) else cls
         capsule = table_capsule(owner)
+        self.made[id(capsule)] = capsule
         for name in NAMES:
-            setattr(owner, name, capsule)
+            if isinstance(vars(owner).get(name), ExchangeTable):  # else it is the class's own
+                setattr(owner, name, capsule)
         return capsule
 
 

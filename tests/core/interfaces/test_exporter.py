@@ -458,6 +458,91 @@ def test_a_subclass_with_a_method_of_its_own():
     assert table_of(Override).export(x).fields.shape == (1, 3)
 
 
+def test_an_attribute_and_a_method_are_refused():
+    with pytest.raises(TypeError, match=r'Both has an __as_tensor__ and tensor="t".*remove one'):
+
+        class Both(bridge.Exporter, tensor="t"):
+            def __as_tensor__(self):
+                pytest.fail("called")
+
+
+class Rows:
+    def __as_tensor__(self):
+        return self.tensor[1:]
+
+
+class RowsFirst(Rows, Held):
+    pass
+
+
+class HeldFirst(Held, Rows):
+    pass
+
+
+class MethodFirst(Override, Image):
+    """Two exporters, of which the first has the method."""
+
+    def __init__(self, tensor):
+        object.__setattr__(self, "pixels", bridge.zeros(1))
+        object.__setattr__(self, "tensor", tensor)
+
+
+class AttributeAgain(RowsFirst, tensor="tensor"):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("cls", "first"), [(RowsFirst, 1), (HeldFirst, 0), (MethodFirst, 1), (AttributeAgain, 0)]
+)
+def test_the_first_base_class_holds_for_all(cls, first):
+    x, wanted = cls(bridge.from_dlpack(FLOATS)), FLOATS[first:].tolist()
+    assert np.from_dlpack(x).tolist() == wanted
+    assert np.asarray(x).tolist() == wanted
+    assert bridge.asarray(x).tolist() == wanted
+    assert bridge.from_dlpack(x).tolist() == wanted
+    assert table_of(cls).export(x).fields.shape == (2 - first, 3)
+    assert x.__dlpack_device__() == (1, 0)
+
+
+def test_an_inherited_method_stays():
+    class Base:
+        def __dlpack__(self, **keywords):
+            return FLOATS[1:].__dlpack__(**keywords)
+
+    class Before(Base, bridge.Exporter, tensor="t"):
+        t = bridge.zeros(4)
+
+    class After(bridge.Exporter, Base, tensor="t"):
+        t = bridge.zeros(4)
+
+    assert np.from_dlpack(Before()).shape == (1, 3)
+    assert Before().__dlpack_device__() == (1, 0)
+    assert table_of(Before).export(Before()).fields.shape == (4,)
+    assert np.from_dlpack(After()).shape == (4,)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", [{}, {"tensor": "tensor"}])
+def test_a_table_of_its_own_stays(name, form):
+    own = object()
+    other = next(each for each in NAMES if each != name)
+    mine = type("Mine", (bridge.Exporter,), {name: own}, **form)
+    inherits = type("Inherits", (type("Base", (), {name: own}), bridge.Exporter), {}, **form)
+    for cls in (mine, inherits, type("Sub", (mine,), {})):
+        assert getattr(cls, other) is not own
+        assert getattr(cls, name) is own
+
+
+def test_a_class_that_is_made_again_has_a_table_of_its_own():
+    class Once(bridge.Exporter):
+        pass
+
+    asked = [getattr(Once, name) for name in NAMES]
+    members = {name: value for name, value in vars(Once).items() if name in NAMES}
+    twice = type("Once", (bridge.Exporter,), members)
+    assert all(getattr(twice, name) is not table for name, table in zip(NAMES, asked, strict=True))
+
+
 def test_other_base_classes():
     assert Mixed.word == "here"
     assert not hasattr(Image(bridge.zeros(3)), "__dict__")
