@@ -134,6 +134,18 @@ def raise_when_dropped(error: BaseException) -> object:
     return dropped
 
 
+def unless_deferred() -> tuple[type[BaseException], ...]:
+    """Every exception, for the ``except`` clause of a `c_callback` that runs code of others.
+
+    Those pass that are raised when C has returned (`handlers_exception`): C gets no error then.
+    """
+    exc = sys.exception()
+    if exc is None or exc.__traceback__ is None:
+        return ()
+    arrived = handlers_exception(type(exc), exc, exc.__traceback__)
+    return (BaseException,) if arrived is None else ()
+
+
 # Callbacks --------------------------------------------------------------------------
 
 

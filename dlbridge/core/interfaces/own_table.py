@@ -26,7 +26,7 @@ from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
 from dlbridge.core.implementation_details.ends import at_exit, fork_lock
 from dlbridge.core.implementation_details.handlers import (
     c_callback,
-    is_from_handler,
+    unless_deferred,
     unless_handler,
 )
 from dlbridge.core.implementation_details.python_api import (
@@ -200,7 +200,7 @@ def _managed_tensor_from_py_object(identity: int, out: Any) -> int:
 def _managed_tensor_from_exporter(identity: int, out: Any) -> int:
     try:
         tensor = as_tensor(object_at(identity))
-    except unless_handler(Exception) as exc:
+    except unless_deferred() as exc:
         return failure_status(exc)
     return _lend_struct(tensor, out)
 
@@ -224,11 +224,9 @@ def _taker(make: Callable[[Tensor], object]) -> Any:
             # There is nothing to release: `int` stands for that.
             managed.take_over(int, 0)
             made = make(tensor)
-        except Exception as exc:
+        except unless_deferred() as exc:
             if managed is not None:
                 managed.disown()  # the caller keeps the struct (tvm_ffi deletes it itself)
-            if is_from_handler(exc.__traceback__):
-                raise
             return failure_status(exc)
         increment_references(made)  # the caller's reference
         out[0] = ffi.cast("void *", id(made))

@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import weakref
+from asyncio import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -375,6 +376,29 @@ def test_a_method_that_fails(reported):
     assert raw.alive == 0  # by the caller, once
     with pytest.raises(bridge.ExchangeError, match="not wanted"):
         bridge.to_device(FLOATS, "cpu", like=Failing)
+
+
+class Own(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("kind", [CancelledError, SystemExit, GeneratorExit, Own])
+def test_an_exception_that_is_none_of_the_programs(kind, reported):
+    class Ending(bridge.Exporter):
+        def __as_tensor__(self):
+            raise kind("the end")
+
+        @classmethod
+        def __from_tensor__(cls, tensor):
+            raise kind("the end")
+
+    for use in (np.from_dlpack, table_of(Ending).export, lambda x: peer("tvm_ffi").from_dlpack(x)):
+        with pytest.raises(kind, match="the end"):
+            use(Ending())
+    raw = Producer((2, 3), content=FLOATS.tobytes())
+    with pytest.raises(kind, match="the end"):
+        table_of(Ending).wrap(raw.build())
+    assert raw.alive == 0
 
 
 def test_a_method_that_returns_something_else(reported):
