@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
         options.dlpack_lines = ",".join([*named, *(test.removeprefix(_PREFIX) for test in ids)])
     if options.dlpack_expected:
         _check_expected(config)
+    if options.dlpack_conformance == "":
+        raise pytest.UsageError("--dlpack-conformance= names no library")
     if not options.dlpack_conformance:
         if what := ids[0] if ids else options.dlpack_expected and "--dlpack-expected":
             raise pytest.UsageError(f"{what} needs --dlpack-conformance=LIBRARY")
@@ -80,6 +83,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.args_source is not pytest.Config.ArgsSource.ARGS or not tests:
         options.dlpack_alone = True  # a process of pytest-xdist gets the options, not the source
     config.args = [] if options.dlpack_alone else tests
+    if getattr(options, "dist", "no") != "no" and not hasattr(config, "workerinput"):
+        _check_library(config)
 
 
 _PREFIX = "dlpack::"
@@ -89,6 +94,16 @@ def _lines(config: pytest.Config) -> list[str]:
     """The rules that are asked for; all if none are."""
     named: str | None = config.option.dlpack_lines
     return named.split(",") if named else list(rules())
+
+
+def _check_library(config: pytest.Config) -> None:
+    """UsageError for a library that cannot be checked: a process of pytest-xdist tells no reason."""
+    name = config.option.dlpack_conformance
+    try:
+        with closing(Check(name)) as checking:
+            checking.run(_lines(config)[0])
+    except ExchangeError as exc:
+        raise pytest.UsageError(f"--dlpack-conformance: {exc}") from exc
 
 
 def _check_expected(config: pytest.Config) -> None:

@@ -175,6 +175,18 @@ def test_a_library_that_is_not_there(repository):
     assert (status, "known.txt" in output) == (4, True)
 
 
+def test_a_library_that_is_not_there_in_many_processes(repository):
+    status, output = run(repository, "--dlpack-conformance=no_such_library", "-n2")
+    assert (status, "INTERNALERROR" in output) == (4, False), output
+    assert "no_such_library cannot be checked: ImportError" in output
+
+
+@pytest.mark.parametrize("tests", [[], ["tests"]])
+def test_an_empty_name_of_a_library(repository, tests):
+    status, output = run(repository, "--dlpack-conformance=", *tests)
+    assert (status, "--dlpack-conformance= names no library" in output) == (4, True), output
+
+
 @pytest.mark.parametrize(
     "library",
     [
