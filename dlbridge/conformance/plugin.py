@@ -97,7 +97,7 @@ def _lines(config: pytest.Config) -> list[str]:
 
 
 def _check_library(config: pytest.Config) -> None:
-    """UsageError for a library that cannot be checked: a process of pytest-xdist tells no reason."""
+    """UsageError for a library that cannot be checked: a process of pytest-xdist does not tell."""
     name = config.option.dlpack_conformance
     try:
         with closing(Check(name)) as checking:

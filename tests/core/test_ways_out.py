@@ -172,9 +172,24 @@ INCOMING = {
                 "pyarrow.array([(1, 2, 3)], pyarrow.month_day_nano_interval())",
                 ["numpy.array(x.to_pylist())"],
             ),
+            (
+                "chunks of lists that are null",
+                "pyarrow.chunked_array([pyarrow.array([[1], None], pyarrow.list_(pyarrow.int8(), 1))])",
+                ["x.drop_null()"],
+            ),
             ("nulls alone", "pyarrow.nulls(3)", ["x.cast('float64').fill_null(value)"]),
         )
     },
+    "pyarrow, lists that are null": (
+        "pyarrow",
+        "pyarrow.array([[1, 2], None], pyarrow.list_(pyarrow.int64(), 2))",
+        ["x.drop_null()"],
+    ),
+    "pyarrow, nulls in lists": (
+        "pyarrow.compute",
+        "pyarrow.array([[1, None], [3, 4]], pyarrow.list_(pyarrow.int64(), 2))",
+        ["x.flatten().fill_null(value)"],
+    ),
     "pyarrow, dictionaries": (
         "pyarrow",
         "pyarrow.array([7, 7, 8]).dictionary_encode()",
@@ -202,6 +217,52 @@ INCOMING = {
         "pandas.Series(['a']).astype('category')",
         ["pandas.factorize(x)[0]"],
     ),
+    **{
+        f"pandas, {what}": ("pandas", made, ways)
+        for what, made, ways in (
+            ("dates", "pandas.Series(pandas.to_datetime(['2026-01-01']))", ["x.astype('int64')"]),
+            ("an index of dates", "pandas.DatetimeIndex(['2026-01-01'])", ["x.astype('int64')"]),
+            (
+                "a table of dates",
+                "pandas.DataFrame({'a': pandas.to_datetime(['2026-01-01'])})",
+                ["x.astype('int64')"],
+            ),
+            (
+                "dates of a zone",
+                "pandas.Series(pandas.to_datetime(['2026-01-01'], utc=True))",
+                ["x.astype('int64')"],
+            ),
+            ("time spans", "pandas.Series([1], dtype='m8[ns]')", ["x.astype('int64')"]),
+            (
+                "timestamps of pyarrow",
+                "pandas.Series([0]).astype('timestamp[s][pyarrow]')",
+                ["x.astype('int64')"],
+            ),
+            (
+                "durations of pyarrow",
+                "pandas.Series([0]).astype('duration[s][pyarrow]')",
+                ["x.astype('int64')"],
+            ),
+            (
+                "days of pyarrow",
+                "pandas.Series(['2026-01-01']).astype('date32[pyarrow]')",
+                ["x.astype('timestamp[s][pyarrow]').astype('int64')"],
+            ),
+            (
+                "decimals of pyarrow",
+                (
+                    "pandas.Series([1]).astype(pandas.ArrowDtype("
+                    "__import__('pyarrow').decimal128(20, 1)))"
+                ),
+                ["x.astype('float64')"],
+            ),
+            (
+                "a table of texts",
+                "pandas.DataFrame({'a': ['x'], 'b': ['y']})",
+                ["x.apply(lambda column: pandas.factorize(column)[0])"],
+            ),
+        )
+    },
     "dask": ("dask.array", "dask.array.ones(3)", ["x.compute()"]),
     "a packed tensor, to numpy": (
         "numpy",

@@ -186,6 +186,44 @@ def test_null_values_and_mixed_columns():
         bridge.asarray([library.DataFrame({"a": [2**60 + 1], "b": [1.5]})])
 
 
+@pytest.mark.parametrize(
+    ("source", "way"),
+    [
+        ("polars.Series(['a', 'b'])", "x.cast(polars.Categorical).to_physical()"),
+        ("polars.Series(['a']).cast(polars.Categorical)", "x.to_physical()"),
+        ("polars.Series(['a'], dtype=polars.Enum(['a']))", "x.to_physical()"),
+        ("polars.Series([0]).cast(polars.Date)", "x.to_physical()"),
+        ("polars.Series([0]).cast(polars.Datetime)", "x.to_physical()"),
+        ("polars.Series([0]).cast(polars.Duration)", "x.to_physical()"),
+        ("polars.Series([0]).cast(polars.Time)", "x.to_physical()"),
+        ("polars.Series([1]).cast(polars.Decimal(9, 2))", "x.cast(polars.Float64)"),
+        ("polars.Series([[1], [2, 3]])", "x.explode()"),
+        ("polars.Series([{'name': 1}])", "x.struct.field('name')"),
+        ("polars.Series([None])", "x.cast(polars.Float64).fill_null(value)"),
+        ("polars.Series([1, None])", "x.fill_null(value)"),
+        ("polars.Series([b'a', b'b'])", "x.rank('dense')"),
+        ("polars.Series([[1], None], dtype=polars.Array(polars.Int64, 1))", "x.drop_nulls()"),
+        (
+            "polars.Series([[1], [None]], dtype=polars.Array(polars.Int64, 1))",
+            "x.explode().fill_null(value)",
+        ),
+        ("polars.DataFrame({'a': [1, None]})", "x.fill_null(value)"),
+        ("polars.DataFrame({'name': [1], 'b': [1.5]})", "x['name']"),
+        ("polars.DataFrame({'name': [1], 'b': [1.5]})", "x.cast(polars.Float64)"),
+        ("polars.DataFrame({'name': ['a']})", "x['name'].cast(polars.Categorical).to_physical()"),
+        ("polars.DataFrame({'name': [0]}).cast(polars.Date)", "x['name'].to_physical()"),
+        ("polars.DataFrame({'a': [1]}).lazy()", "x.collect()"),
+    ],
+)
+def test_the_ways_out_of_polars_lead_out(source, way):
+    names = {"polars": needs("polars"), "value": 0}
+    names["x"] = eval(source, names)
+    with pytest.raises(BufferError) as told:
+        bridge.asarray(names["x"])
+    assert way in str(told.value)
+    bridge.asarray(eval(way, names))
+
+
 def test_what_pandas_calls_read_only_stays_so():
     pandas = needs("pandas")
     column = pandas.Series([1, 2, 3], dtype="Int64")

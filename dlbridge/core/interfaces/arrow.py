@@ -171,6 +171,8 @@ def _layout_of(x: Any, schema: _Schema) -> tuple[str, tuple[int, ...]]:
 
 def _way_out(x: Any, layout: str, schema: _Schema) -> str:
     """What to pass instead of *x*, of elements of *layout*, in the words of pyarrow."""
+    if origin_of(x).startswith("polars."):
+        return _way_out_of_polars(x, layout, schema)
     array = "x.combine_chunks()" if hasattr(x, "combine_chunks") else "x"
     if schema.metadata and (hasattr(x, "storage") or array != "x"):  # an extension type
         array = f"{array}.storage"
@@ -183,6 +185,26 @@ def _way_out(x: Any, layout: str, schema: _Schema) -> str:
             return f"pass {way.replace('X', array)}"
     return "cast it to numbers"
 
+
+def _way_out_of_polars(x: Any, layout: str, schema: _Schema) -> str:
+    """The same in the words of polars."""
+    if schema.dictionary or str(x.dtype).startswith(("Categorical", "Enum")):
+        return "pass x.to_physical()"
+    for start, way in _WAYS_OUT_OF_POLARS.items():
+        if layout.startswith(start):
+            return f"pass {way}"
+    return "cast it to numbers"
+
+
+_WAYS_OUT_OF_POLARS = {
+    "t": "x.to_physical()",
+    "d:": "x.cast(polars.Float64)",
+    "+s": "x.struct.field('name')",
+    **dict.fromkeys(("+l", "+L", "+vl", "+vL"), "x.explode()"),
+    "n": "x.cast(polars.Float64).fill_null(value)",
+    **dict.fromkeys(("u", "U", "vu"), "x.cast(polars.Categorical).to_physical()"),
+    **dict.fromkeys(("z", "Z", "vz"), "x.rank('dense')"),
+}
 
 _WAYS_OUT = {
     **dict.fromkeys(
@@ -213,12 +235,12 @@ def _check_chunk(x: Any, chunk: _OwnArray, layout: str, widths: tuple[int, ...])
     """What *chunk* says, if it is possible, and none of its values is null."""
     start, count = 0, chunk.length
     node: _Array = chunk
-    for width in (*widths, None):
+    for depth, width in enumerate((*widths, None)):
         _check_node(x, node, is_list=width is not None)
         if start + count > node.length:
             raise _broken(x, f"its lists have {node.length} elements and use {start + count}")
         start += node.offset
-        _refuse_nulls(x, node, start, count)
+        _refuse_nulls(x, node, start, count, depth, len(widths))
         if width is not None:
             node = _child(x, node, _Array)
             start, count = start * width, count * width
@@ -307,7 +329,7 @@ def _bits(address: int, first: int, count: int) -> Any:
     return bits[within : within + count].view(bool)
 
 
-def _refuse_nulls(x: Any, node: _Array, start: int, count: int) -> None:
+def _refuse_nulls(x: Any, node: _Array, start: int, count: int, depth: int, lists: int) -> None:
     """Raise ExchangeError if one of the values is null. The producer may not have counted them."""
     bitmap = node.buffers[0]
     if node.null_count == 0 or not bitmap or not count:
@@ -319,8 +341,21 @@ def _refuse_nulls(x: Any, node: _Array, start: int, count: int) -> None:
     if missing:
         raise ExchangeError(
             f"the {origin_of(x)} has {missing} null value{'s' if missing > 1 else ''}, which "
-            "DLPack cannot carry; pass x.fill_null(value)"
+            f"DLPack cannot carry; pass {_without_nulls(x, depth, lists)}"
         )
+
+
+def _without_nulls(x: Any, depth: int, lists: int) -> str:
+    """What to pass instead of *x*, which has null values at this *depth* of *lists*."""
+    if not lists:
+        return "x.fill_null(value)"  # numbers; of lists no library fills what is in them
+    in_polars = origin_of(x).startswith("polars.")
+    if depth == 0:
+        return "x.drop_nulls()" if in_polars else "x.drop_null()"
+    if in_polars:
+        return f"x{'.explode()' * lists}.fill_null(value), reshaped"
+    array = "x.combine_chunks()" if hasattr(x, "combine_chunks") else "x"
+    return f"{array}{'.flatten()' * lists}.fill_null(value), reshaped"
 
 
 def _array_of(x: Any) -> tuple[_OwnSchema, list[_OwnArray]]:

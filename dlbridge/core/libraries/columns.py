@@ -25,6 +25,8 @@ def _require_one_type(x: Any, dtypes: Iterable[Any]) -> None:
     different = sorted({str(dtype) for dtype in dtypes})
     if len(different) > 1:
         convert = "x.astype('float64')" if hasattr(x, "astype") else "cast"
+        if hasattr(x, "get_columns"):
+            convert = "x.cast(polars.Float64)"
         raise ExchangeError(
             f"the columns of the {origin_of(x)} have several types ({', '.join(different)}), and "
             f"a common one may change values; pass one column (x['name']), or convert them first "
@@ -58,6 +60,11 @@ def _expose_pandas(x: Any, copy: bool | None) -> Any:
     dtypes = list(x.dtypes) if getattr(x, "ndim", 1) == 2 else [x.dtype]
     _require_one_type(x, dtypes)
     dtype = dtypes[0] if dtypes else None
+    if (kind := getattr(dtype, "kind", "")) in ("M", "m"):
+        raise ExchangeError(
+            f"the {origin_of(x)} of {dtype} holds {'dates' if kind == 'M' else 'time spans'}; "
+            f"pass {_number_of_time(dtype)}, and keep the unit beside it"
+        )
     if dtype is None or not hasattr(dtype, "na_value"):
         return _values_of_pandas(x, copy)  # numpy's own dtype: NaN is a value of it
     missing = x.isna()
@@ -68,10 +75,13 @@ def _expose_pandas(x: Any, copy: bool | None) -> Any:
         )
     plain = getattr(dtype, "numpy_dtype", None)
     if plain is None or plain.kind == "O":
-        raise ExchangeError(
-            f"pandas keeps {dtype} in no plain memory; pandas.factorize(x)[0] gives each value a "
-            "number"
-        )
+        if str(dtype).startswith("decimal"):
+            way = "x.astype('float64') makes floats of them"
+        elif getattr(x, "ndim", 1) == 2:
+            way = "x.apply(lambda column: pandas.factorize(column)[0]) gives each value a number"
+        else:
+            way = "pandas.factorize(x)[0] gives each value a number"
+        raise ExchangeError(f"pandas keeps {dtype} in no plain memory; {way}")
     import numpy as np
 
     values = x.to_numpy(dtype=plain)
@@ -87,6 +97,13 @@ def _expose_pandas(x: Any, copy: bool | None) -> Any:
             "pass copy=None"
         )
     return values
+
+
+def _number_of_time(dtype: Any) -> str:
+    """The numbers of dates or time spans, in the words of pandas, whose `view` has gone."""
+    if str(dtype).startswith(("date32", "date64")):
+        return "x.astype('timestamp[s][pyarrow]').astype('int64')"
+    return "x.astype('int64')"
 
 
 def _values_of_pandas(x: Any, copy: bool | None) -> Any:
@@ -214,6 +231,18 @@ def _expose_polars(x: Any, copy: bool | None) -> Any:
         raise ExchangeError(
             f"the {origin_of(x)} has null values, which DLPack cannot carry; pass "
             "x.fill_null(value)"
+        )
+    for name, dtype in x.schema.items():
+        if str(dtype).startswith("Decimal"):
+            way = "x.cast(polars.Float64)"
+        elif dtype.is_temporal() or str(dtype).startswith(("Categorical", "Enum")):
+            way = f"x[{name!r}].to_physical()"
+        elif str(dtype) == "String":
+            way = f"x[{name!r}].cast(polars.Categorical).to_physical()"
+        else:
+            continue
+        raise ExchangeError(
+            f"the columns of the {origin_of(x)} of {dtype} hold no plain numbers; pass {way}"
         )
     try:
         return x.to_numpy(allow_copy=copy is not False)
