@@ -504,6 +504,9 @@ def _check_deleter(deleter: Any, data: object) -> None:
             f"deleter is {with_article(type(deleter).__name__)}, which cannot be called; pass a "
             "function of one argument, which gets data"
         )
+    wrong = _why_not_in_c(deleter, data)
+    if wrong:
+        raise TypeError(f"the deleter {deleter!r} {wrong}")
     code = getattr(deleter, "__code__", None)
     if code is not None:
         given = 1 if getattr(deleter, "__self__", None) is None else 2
@@ -525,3 +528,42 @@ def _check_deleter(deleter: Any, data: object) -> None:
             f"the deleter {deleter!r} has no argtypes, so ctypes would pass 32 of the 64 bits of "
             "data; set its argtypes = [ctypes.c_void_p], or pass data as a ctypes.c_void_p"
         )
+
+
+def _why_not_in_c(deleter: Any, data: object) -> str:
+    """The reason why a function of cffi or ctypes cannot get *data*; empty if it can."""
+    is_cffi = isinstance(deleter, ffi.CData)
+    if not is_cffi and not isinstance(deleter, _FUNCTIONS):
+        return ""
+    if not deleter:
+        return "is NULL; check what gave you the pointer"
+    types = ffi.typeof(deleter).args if is_cffi else deleter.argtypes
+    if types is None:
+        return ""
+    if len(types) != 1:
+        return (
+            f"takes {len(types)} arguments; it is called with data alone: "
+            "deleter=lambda data: function(data, ...)"
+        )
+    (kind,) = types
+    if is_cffi and kind.kind == "pointer":
+        if isinstance(data, ffi.CData):
+            return ""
+        return (
+            f"takes a {kind.cname}, and cffi makes none of {with_article(type(data).__name__)}; "
+            "pass data as ffi.cast('void *', address)"
+        )
+    is_number = kind.kind == "primitive" if is_cffi else getattr(kind, "_type_", "") in _INTEGERS
+    bits = 8 * (ffi.sizeof(kind) if is_cffi else ctypes.sizeof(kind)) if is_number else 64
+    if isinstance(data, int) and data >> bits:
+        name = kind.cname if is_cffi else kind.__name__
+        return (
+            f"takes {name}, which has {bits} of the 64 bits of data; declare its argument as a "
+            "pointer, void * (ctypes.c_void_p)"
+        )
+    return ""
+
+
+_FUNCTIONS: Any = ctypes.CFUNCTYPE(None).__mro__[1]
+_INTEGERS = ("b", "B", "h", "H", "i", "I", "l", "L", "q", "Q")
+"""What ctypes calls the integers of C."""

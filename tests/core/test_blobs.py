@@ -259,6 +259,64 @@ def test_a_function_of_ctypes_that_would_get_half_an_address():
     blobs._check_deleter(free, AT)
 
 
+C_DELETERS = {
+    "a pointer of cffi": (
+        lambda: FFI.cast("void(*)(void *)", 4096),
+        AT,
+        r"takes a void \*, .*ffi\.cast\('void \*'",
+    ),
+    "a pointer of cffi, data of ctypes": (
+        lambda: FFI.cast("void(*)(void *)", 4096),
+        ctypes.c_void_p(AT),
+        r"ffi\.cast\('void \*'",
+    ),
+    "NULL of cffi": (lambda: FFI.cast("void(*)(void *)", 0), AT, "is NULL"),
+    "NULL of ctypes": (lambda: ctypes.CFUNCTYPE(None, ctypes.c_void_p)(0), AT, "is NULL"),
+    "two arguments of cffi": (
+        lambda: FFI.cast("void(*)(void *, int)", 4096),
+        AT,
+        "takes 2 arguments",
+    ),
+    "two arguments of ctypes": (
+        lambda: ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(4096),
+        AT,
+        "takes 2 arguments",
+    ),
+    "half an address of cffi": (
+        lambda: FFI.cast("void(*)(int)", 4096),
+        AT | 1 << 40,
+        "int, which has 32 of the 64 bits",
+    ),
+    "half an address of ctypes": (
+        lambda: ctypes.CFUNCTYPE(None, ctypes.c_uint32)(4096),
+        AT | 1 << 40,
+        "c_uint, which has 32 of the 64 bits",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", C_DELETERS)
+def test_a_function_of_c_that_cannot_get_the_data(name):
+    make, data, words = C_DELETERS[name]
+    with pytest.raises(TypeError, match=words):
+        bridge.from_blob(data, 1, "uint8", deleter=make())
+
+
+@pytest.mark.parametrize(
+    ("function", "data"),
+    [
+        (FFI.cast("void(*)(uintptr_t)", 4096), AT | 1 << 40),
+        (FFI.cast("void(*)(void *)", 4096), FFI.cast("char *", AT)),
+        (ctypes.CFUNCTYPE(None, ctypes.c_void_p)(4096), AT | 1 << 40),
+        (ctypes.CFUNCTYPE(None, ctypes.c_uint64)(4096), AT | 1 << 40),
+        (ctypes.CFUNCTYPE(None, ctypes.c_uint32)(4096), 7),  # a handle
+    ],
+    ids=["uintptr_t", "cffi", "void *", "uint64", "handle"],
+)
+def test_a_function_of_c_that_gets_the_data(function, data):
+    blobs._check_deleter(function, data)
+
+
 # The layout ---------------------------------------------------------------------
 
 
