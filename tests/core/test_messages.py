@@ -317,7 +317,9 @@ CASES = {
     "Apple's GPU by DLPack's name": (
         lambda: bridge.empty(3, device="metal:0"),
         bridge.BackendUnavailable,
-        r"'metal'.*; 'webgpu' works on Metal: pip install backends/webgpu, in the folder",
+        r"'metal'.*; 'webgpu' works on Metal: use 'webgpu:0'$"
+        if "webgpu" in bridge.backends()
+        else r"'metal'.*; 'webgpu' works on Metal: pip install backends/webgpu, in the folder",
     ),
     "a device that DLPack knows and nobody serves": (
         lambda: bridge.empty(3, device="hexagon:0"),

@@ -271,7 +271,8 @@ def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
     if not found:
         hint = f"; try: {HINTS[name]}" if name in HINTS else did_you_mean(name, backends())
         if name == "metal":
-            hint = f"; 'webgpu' works on Metal: {HINTS['webgpu']}"
+            way = "use 'webgpu:0'" if "webgpu" in backends() else HINTS["webgpu"]
+            hint = f"; 'webgpu' works on Metal: {way}"
         elif not hint and name in type_names():
             hint = f"; `python -m dlbridge new-backend {name}` begins one"
         first, colon, _ = name.partition(":")
