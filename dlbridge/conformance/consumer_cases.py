@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import re
+import weakref
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -474,9 +476,13 @@ def _(subject: Subject) -> str:
     if any(producer.deletions):
         require(not _shares(subject, producer, array), "deleted while the array is in use")
         return "copied"
+    counts, watch = copy(producer), weakref.ref(producer)
+    del producer
+    gc.collect()
+    require(watch() is None, "the producer is kept as long as the array")
     evidence = require_equal(subject.values(array), NUMBERS[:4])
     del array
-    deleted_once(producer)
+    deleted_once(counts)
     return evidence
 
 

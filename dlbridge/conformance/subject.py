@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ _IMMUTABLE = {"jax", "tensorflow", "pyarrow"}
 _COPIES = {"jax", "tvm_ffi"}
 
 
+_FLOATS = ("float32", "float64", "float16")
+_INTEGERS = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
+_DTYPES = (*_FLOATS, *_INTEGERS, "bool", "complex64", "complex128")
+_SHAPES = ((4,), (2, 2), (2, 2, 1), (1, 2, 2, 1), ())
+"""What a library is asked to make: the first that it makes says where its arrays are."""
+
+
 class Subject:
     """A library, as ``LIBRARY``, ``LIBRARY@DEVICE`` or ``MODULE:FUNCTION``.
 
@@ -127,9 +135,9 @@ class Subject:
         import numpy as np
 
         why = ""
-        for dtype in ("float32", "uint8", "int64", "bool"):
+        for shape, dtype in product(_SHAPES, _DTYPES):
             try:
-                self.make(np.ones(4, dtype))
+                self.make(np.ones(shape, dtype))
             except NotOffered as exc:
                 why = why or str(exc)
             else:
@@ -156,16 +164,20 @@ class Subject:
 
     @cached_property
     def place(self) -> Place:
-        """The device and the elements of what `make` makes: of a host's floats, if it fails."""
+        """The device and the elements of what `make` makes: a host's and floats, if it fails."""
         import numpy as np
 
         from .producer import device_of, dtype_of, managed_in
 
-        try:
-            managed = managed_in(self.make(np.arange(4, dtype="float32")).__dlpack__())
-        except (Exception, NotOffered):
-            return Place()
-        return Place(device_of(managed), dtype_of(managed))
+        for shape, dtype in product(_SHAPES, _DTYPES):
+            try:
+                managed = managed_in(self.make(np.ones(shape, dtype)).__dlpack__())
+            except (Exception, NotOffered):
+                continue
+            if dtype in _FLOATS:  # the producers' values are floats
+                return Place(device_of(managed), dtype_of(managed))
+            return Place(device_of(managed))
+        return Place()
 
     def take(self, producer: Any, **keywords: Any) -> Any:
         """The library's array of *producer*."""

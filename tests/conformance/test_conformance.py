@@ -30,6 +30,7 @@ FAULTS = {
     "strides are ignored": "C22",
     "the tensor is asked for twice": "C1",
     "errors of the producer are replaced": "C4",
+    "the producer is kept": "C37",
 }
 
 
@@ -113,6 +114,20 @@ def test_a_library_that_makes_no_arrays_is_checked_as_a_consumer(toy, tmp_path):
     toy.setenv("PYTHONPATH", str(tmp_path))
     found = results("taker", "P1", "C5")
     assert [found[line].result for line in ("P1", "C5")] == ["not offered", "pass"]
+
+
+@pytest.mark.parametrize(
+    "condition", ["dtype != 'float64'", "dtype != 'complex64'", "dtype != 'float16'",
+                  "dtype != 'uint8' or array.ndim != 2"]
+)  # fmt: skip
+def test_a_library_that_makes_few_arrays_is_checked(toy, tmp_path, condition):
+    (tmp_path / "few.py").write_text(
+        "import numpy\nfrom numpy import from_dlpack\n"
+        f"def make(array):\n    dtype = array.dtype\n    if {condition}: raise TypeError('no')\n"
+        "    return numpy.array(array)\n"
+    )
+    toy.setenv("PYTHONPATH", str(tmp_path))
+    assert results("few:make", "C5")["C5"].result == "pass"
 
 
 def test_a_case_that_hangs_is_a_crash(monkeypatch):
