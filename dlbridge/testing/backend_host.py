@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import sys
 from contextlib import suppress
@@ -222,14 +223,16 @@ class HostTests(BackendCase):
     ) -> None:
         """When the import has ended, the owner has its memory back: no work uses it any more.
 
-        The work has written what it had to write, and has read what was there.
+        The work has written what it had to write, and has read what was there. It may be on
+        another stream than the one that the import was made on.
         """
         address, pages = host_pages
         half, copies = PAGES // 2, isinstance(device.backend, SupportsCopy)
-        for mine in self.each_stream(device):
+        for other, mine in itertools.product(self.each_stream(device), repeat=2):
             new, old = random_bytes(half, seed=1), bytes(pages[half:])
             source, sink, into = mine.filled(new), mine.filled(bytes(half)), bytearray(half)
-            data, offset = self.imported(mine, address)
+            data, offset = self.imported(other, address)
+            other.synchronize()
             first, second = mine.span(data, offset, half), mine.span(data, offset + half, half)
             work = self.busy(mine)
             if copies:
@@ -238,7 +241,7 @@ class HostTests(BackendCase):
             else:
                 mine.upload(data, first.offset, memoryview(new))
                 mine.download(data, second.offset, memoryview(into))
-            mine.free(data)
+            other.free(data, last=mine.stream)
             written = bytes(pages[:half])
             pages[:] = later = random_bytes(PAGES, seed=2)
             mine.synchronize()

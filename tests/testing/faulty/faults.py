@@ -1679,6 +1679,20 @@ def imports_end_early(fake, real, device_id, handle):
     """The end of an import does not wait for the work that uses the host's memory."""
 
 
+@found_by("test_end_of_an_import_waits")
+class ImportsEndBehindTheirFirstStream(LateShared):
+    """The end of an import waits for the stream that it was made on, and not for its last."""
+
+    def import_host(self, device_id, address, nbytes, readonly, stream):
+        made = super().import_host(device_id, address, nbytes, readonly, stream)
+        made.resource.first = stream
+        return made
+
+    def _end(self, imported):
+        imported.stream = imported.first
+        return super()._end(imported)
+
+
 @breaks("_end", "test_read_only_import_is_not_written", base=Shared)
 def imports_are_written_back(fake, real, imported):
     """The end of an import writes to the host's memory, also if that is read-only."""
