@@ -1270,6 +1270,21 @@ class CurrentStreamIsShared(Late):
         return found or self.last.get(device_id, 0)
 
 
+@found_by("test_current_stream_is_the_threads_own")
+class CurrentStreamStays(Late):
+    """The last current stream of a thread is still its current one after the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_thread = threading.local()
+
+    def current_stream(self, device_id):
+        found, last = super().current_stream(device_id), vars(self.of_thread)
+        if found:
+            last[device_id] = found
+        return last.get(device_id, 0)
+
+
 @breaks("current_stream", "test_current_stream_is_the_devices_own", base=Late)
 def current_stream_of_any_device(fake, real, device_id):
     """The thread's current stream, of whatever device."""
