@@ -1938,6 +1938,19 @@ def loss_unmapped(fake, real, device_id):
         raise OSError(str(exc)) from None
 
 
+@breaks("device_count", "test_lost_device")
+def lost_devices_are_not_counted(fake, real):
+    """There are fewer devices once one is lost."""
+    return real() - len(fake.lost)
+
+
+@breaks("lose", "test_lost_device")
+def all_devices_are_lost_at_once(fake, real, device_id):
+    """With one device the others are lost, too."""
+    real(0)
+    real(1)
+
+
 @breaks("reopen", "test_lost_device")
 def lost_memory_comes_back(fake, real, device_id):
     """The device is opened again, and memory of before counts as valid."""
