@@ -1723,6 +1723,16 @@ def imports_to_be_written(fake, real, device_id, address, nbytes, readonly, stre
     return real(device_id, address, nbytes, False, stream)
 
 
+@breaks("copy", "test_read_only_import_is_not_written", base=Shared)
+def copies_into_read_only_imports(fake, real, target, source, stream):
+    """Only uploads look whether the target can be written."""
+    into = fake.bytes_of(target)
+    if not into.readonly:
+        return real(target, source, stream)
+    taken = bytes(fake.bytes_of(source))
+    return ctypes.memmove(shared._address(into), taken, len(taken))
+
+
 @breaks("import_host", "test_host_import", base=Shared)
 def import_is_a_copy(fake, real, device_id, address, nbytes, readonly, stream):
     """The device uses a copy of the host's memory."""
