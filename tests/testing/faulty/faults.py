@@ -749,6 +749,15 @@ def nameless(fake, real, device_id):
     return {"memory": 1}
 
 
+@breaks("device_info", "test_device_info_is_of_now")
+def asks_once(fake, real, device_id):
+    """What the driver says of a device is kept for ever."""
+    known = vars(fake).setdefault("known", {})
+    if device_id not in known:
+        known[device_id] = real(device_id)
+    return known[device_id]
+
+
 @breaks("find_device", "test_devices_are_found_by_name")
 def finds_the_first(fake, real, name):
     """Every name is that of the first device."""
