@@ -175,9 +175,9 @@ class DeviceUnderTest:
         self.write(data, 0, content)
         return data
 
-    def free(self, data: int) -> None:
-        """Free before the end of the test."""
-        self._live.pop(data).stream = self.stream
+    def free(self, data: int, last: int | None = None) -> None:
+        """Free before the end of the test, last used on the stream *last* or on this one."""
+        self._live.pop(data).stream = self.stream if last is None else last
 
     def upload(self, data: int, offset: int, source: memoryview) -> None:
         """Enqueue a copy of all bytes of *source* to the device."""

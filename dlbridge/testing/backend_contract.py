@@ -209,6 +209,19 @@ class ContractTests(BackendCase):
             assert info.get("memory_used", 0) >= 0
             assert isinstance(info.get("host_memory_shared", False), bool)
 
+    def test_device_info_is_of_now(self, device: DeviceUnderTest) -> None:
+        """``memory_used``, where it is known, grows by what is allocated."""
+        self.need(device.backend, protocol.SupportsDeviceInfo)
+        backend, device_id = device.backend, device.device_id
+        if "memory_used" not in backend.device_info(device_id):
+            pytest.skip("device_info does not say how much memory is in use (memory_used)")
+        if isinstance(backend, protocol.SupportsTrim):
+            backend.trim(device_id)  # memory that is kept counts, and would be used again
+        nbytes = min(self.max_nbytes, 8 << 20)
+        before = backend.device_info(device_id)["memory_used"]
+        device.write(device.allocate(nbytes), 0, b"in use")
+        assert backend.device_info(device_id)["memory_used"] >= before + nbytes
+
     def test_devices_are_found_by_name(self, backend: Any) -> None:
         """A part of a name finds a device; the error for an unknown name lists the devices."""
         self.need(backend, protocol.SupportsDeviceInfo)

@@ -188,13 +188,21 @@ class CopyTests(BackendCase):
                     )
                     device.close()
 
-    def test_strided_copies_of_long_runs(self, device: DeviceUnderTest) -> None:
-        """The same with runs of more than 64 KiB."""
+    @pytest.mark.parametrize(
+        ("run_nbytes", "gap", "length"),
+        [((1 << 16) + 5, 3, 3), (5, 2 << 20, 3)],
+        ids=["long runs", "far runs"],
+    )
+    def test_strided_copies_are_not_cut(
+        self, device: DeviceUnderTest, run_nbytes: int, gap: int, length: int
+    ) -> None:
+        """The same with runs of more than 64 KiB, and with runs that are 2 MiB apart."""
         self.need(device.backend, SupportsStridedCopy)
-        nbytes = (1 << 16) + 5
+        sides = [run_nbytes + gap], [run_nbytes + gap + 5]
+        if (nbytes := length * sides[1][0] + 32) > self.max_nbytes:
+            pytest.skip(f"no test allocates {nbytes} bytes (max_nbytes)")
         for function in ("from_host", "inside", "to_host"):
-            sides = [nbytes + 3], [nbytes + 8]
-            got, want = self.strided(device, function, *sides, [3], nbytes, 0)
+            got, want = self.strided(device, function, *sides, [length], run_nbytes, 0)
             assert are_same(got, want), function
             device.close()
 

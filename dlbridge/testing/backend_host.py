@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import sys
 from contextlib import suppress
@@ -12,9 +13,12 @@ import pytest
 from dlbridge.errors import Error
 from dlbridge.protocol import (
     ADDRESS_DEVICES,
+    Region,
     SupportsCopy,
+    SupportsFill,
     SupportsHostImport,
     SupportsHostView,
+    SupportsStridedCopy,
 )
 
 from .backend_base import PAGES, BackendCase, DeviceUnderTest, are_same, random_bytes
@@ -187,15 +191,27 @@ class HostTests(BackendCase):
         address, pages = host_pages
         before, target = bytes(pages), device.allocate(PAGES)
         data, offset = self.imported(device, address, readonly=True)
+        span, other = device.span(data, offset, PAGES), device.span(target, 0, PAGES)
         if isinstance(device.backend, SupportsCopy):
-            device.copy(device.span(target, 0, PAGES), device.span(data, offset, PAGES))
+            device.copy(other, span)
             assert device.holds(target, before)
-        if self.refuses_writes:
+        device.write(target, 0, bytes(PAGES))
+        writes = {"copy_from_host": lambda: device.write(data, offset, bytes(PAGES))}
+        if isinstance(device.backend, SupportsCopy):
+            writes["copy"] = lambda: device.copy(span, other)
+        if isinstance(device.backend, SupportsFill):
+            writes["fill"] = lambda: device.fill(data, offset, PAGES, 0)
+        if isinstance(device.backend, SupportsStridedCopy):
+            run, host = Region((1,), (PAGES,), PAGES), memoryview(bytes(PAGES))
+            writes["copy_strided"] = lambda: device.copy_strided(span, run, other, run)
+            writes["copy_strided_from_host"] = lambda: device.copy_strided(span, run, host, run)
+        for member, write in writes.items() if self.refuses_writes else ():
             with suppress(Error):
-                device.write(data, offset, bytes(PAGES))
+                write()
+                device.synchronize()
             assert are_same(bytes(pages), before), (
-                "a write to a read-only import has changed the memory: `import_host` does not tell "
-                "the driver (refuses_writes = False if there is nothing to tell it)"
+                f"{member} has written to a read-only import: `import_host` does not tell the "
+                "driver (refuses_writes = False if there is nothing to tell it)"
             )
         device.free(data)
         device.synchronize()
@@ -222,14 +238,16 @@ class HostTests(BackendCase):
     ) -> None:
         """When the import has ended, the owner has its memory back: no work uses it any more.
 
-        The work has written what it had to write, and has read what was there.
+        The work has written what it had to write, and has read what was there. It may be on
+        another stream than the one that the import was made on.
         """
         address, pages = host_pages
         half, copies = PAGES // 2, isinstance(device.backend, SupportsCopy)
-        for mine in self.each_stream(device):
+        for other, mine in itertools.product(self.each_stream(device), repeat=2):
             new, old = random_bytes(half, seed=1), bytes(pages[half:])
             source, sink, into = mine.filled(new), mine.filled(bytes(half)), bytearray(half)
-            data, offset = self.imported(mine, address)
+            data, offset = self.imported(other, address)
+            other.synchronize()
             first, second = mine.span(data, offset, half), mine.span(data, offset + half, half)
             work = self.busy(mine)
             if copies:
@@ -238,7 +256,7 @@ class HostTests(BackendCase):
             else:
                 mine.upload(data, first.offset, memoryview(new))
                 mine.download(data, second.offset, memoryview(into))
-            mine.free(data)
+            other.free(data, last=mine.stream)
             written = bytes(pages[:half])
             pages[:] = later = random_bytes(PAGES, seed=2)
             mine.synchronize()

@@ -434,7 +434,7 @@ class StreamTests(BackendCase, needs=SupportsStreams):
         return stream, block
 
     def test_current_stream_is_the_threads_own(self, device: DeviceUnderTest) -> None:
-        """A stream that one thread makes current is not the current one of another."""
+        """A stream that one thread makes current is not that of another, nor its own afterwards."""
         backend, device_id = device.backend, device.device_id
         stream, block = self.current(backend, device_id)
         with ThreadPoolExecutor(1) as other:
@@ -443,12 +443,13 @@ class StreamTests(BackendCase, needs=SupportsStreams):
                 found = other.submit(backend.current_stream, device_id).result(self.patience)
                 return int(found)
 
-            before = elsewhere()
+            mine, before = backend.current_stream(device_id), elsewhere()
             with block:
-                mine = backend.current_stream(device_id)
-                assert mine == backend.normalize_stream(device_id, stream) != before
+                now = backend.current_stream(device_id)
+                assert now == backend.normalize_stream(device_id, stream) != before
                 assert elsewhere() == before
             assert elsewhere() == before
+            assert backend.current_stream(device_id) == mine, "the block has ended"
 
     def test_current_stream_is_the_devices_own(self, devices: list[DeviceUnderTest]) -> None:
         """A stream that is made current on one device is not the current one of another."""

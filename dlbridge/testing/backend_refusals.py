@@ -296,14 +296,22 @@ class LostTests(BackendCase):
         if not self.lose_device(device.backend, device.device_id):
             pytest.skip("this device cannot be lost on request (lose_device)")
 
-    def test_lost_device(self, backend: Any, device: DeviceUnderTest) -> None:
-        """Each use raises DeviceLost; memory can be dropped, and never comes back."""
+    def test_lost_device(
+        self, backend: Any, device: DeviceUnderTest, devices: list[DeviceUnderTest]
+    ) -> None:
+        """Each use raises DeviceLost; memory can be dropped, and never comes back.
+
+        The device still counts as one, and the others keep their memory.
+        """
         gc.collect()
-        before = live_allocations(backend)
+        before, count = live_allocations(backend), backend.device_count()
+        others = [each for each in devices if each.device_id != device.device_id]
+        kept = [each.filled(b"other") for each in others]
         calls = Calls(device)
         data = device.filled(bytes(calls.nbytes))
         span, views = device.span(data, 0, calls.nbytes), device.can_view(data)
         self.lose(device)
+        assert backend.device_count() >= count
         for name in calls.names:
             if name == "host_view" and not views:
                 continue
@@ -315,6 +323,10 @@ class LostTests(BackendCase):
         if isinstance(backend, SupportsStreams):
             with pytest.raises(DeviceLost):
                 device.synchronize()
+        for other, its in zip(others, kept, strict=True):
+            assert other.read(its, 0, 5) == b"other"
+            other.free(its)
+        assert backend.device_count() >= count
         try:
             device.stream = backend.current_stream(device.device_id)  # the last one has ended
             again = device.allocate(256)  # which may open the device again

@@ -23,7 +23,7 @@ from dlbridge.protocol import Region, Span
 
 from . import devices, queues
 from .driver import copy_buffer, read_buffer, write_buffer
-from .memory import Memory, find
+from .memory import Memory, find, find_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,7 +110,8 @@ def copy_to_host(source: Span, into: memoryview, stream: int) -> None:
 
 def fill(target: Span, value: int, stream: int) -> None:
     """Enqueue a fill with one byte value."""
-    what = "filling", stream, target.device_id, (target,), cl.enqueue_fill_buffer
+    memory = find_target(target)
+    what = "filling", stream, target.device_id, (memory,), cl.enqueue_fill_buffer
     command(*what, bytes([value]), target.offset, target.nbytes)
 
 
@@ -134,7 +135,7 @@ def copy(target: Span, source: Span, stream: int) -> None:
 def _both(target: Span, source: Span) -> tuple[Memory, Memory]:
     if source.device_id != target.device_id:
         devices.device(source.device_id)  # an error if there is none
-    return find(target), find(source)
+    return find_target(target), find(source)
 
 
 def _in_one_context(target: Memory, source: Memory) -> bool:

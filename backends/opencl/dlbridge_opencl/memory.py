@@ -45,6 +45,7 @@ class Memory:
         "device",
         "in_place",
         "is_ours",
+        "is_readonly",
         "nbytes",
         "stream",
         "users",
@@ -62,6 +63,8 @@ class Memory:
         self.is_ours = True
         self.in_place = False
         """Whether the memory is the host's."""
+        self.is_readonly = False
+        """Whether it was imported to be read only."""
 
 
 live: dict[int, Memory] = lasting({})
@@ -149,6 +152,21 @@ def find(span: Span) -> Memory:
         raise ExchangeError(
             f"opencl: {nbytes} bytes at offset {offset} reach outside the {memory.nbytes} "
             f"bytes of {data:#x}"
+        )
+    return memory
+
+
+def find_target(span: Span) -> Memory:
+    """The same for a command of the device that writes to *span*; not to read-only memory.
+
+    CL_MEM_READ_ONLY is a rule for kernels only: PoCL 3.1 copies into such a buffer (measured).
+    Drivers themselves refuse uploads, as the buffer has CL_MEM_HOST_READ_ONLY.
+    """
+    memory = find(span)
+    if memory.is_readonly:
+        raise ExchangeError(
+            f"opencl:{span.device_id}: {span.data:#x} is read-only memory of the host, to which "
+            "nothing may write; copy it: to_device(x, device, copy=True)"
         )
     return memory
 
@@ -269,7 +287,7 @@ def import_host(
         raise ExchangeError(f"opencl:{device_id}: cannot use host memory in place: {refusal}")
     chosen, context = devices.device(device_id), devices.context(device_id)
     memory = Memory(chosen, context, nbytes, stream)
-    memory.in_place = True
+    memory.in_place, memory.is_readonly = True, readonly
     owner = AllocationOwner(_resources, memory)
     flags = _flags.READ_ONLY | _flags.HOST_READ_ONLY if readonly else _flags.READ_WRITE
     service = queues.service(device_id, context)

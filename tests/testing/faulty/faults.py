@@ -654,11 +654,18 @@ class MostDimensionsWrong(Sound):
         super().copy_strided(target, target_region, source, source_region, stream)
 
 
-@breaks("copy_strided", "test_strided_copies_of_long_runs")
+@breaks("copy_strided", "test_strided_copies_are_not_cut")
 def long_runs_are_cut(fake, real, target, target_region, source, source_region, stream):
     """A run of more than 64 KiB is cut."""
     most = min(target_region.run_nbytes, CHUNK)
     real(target, target_region._replace(run_nbytes=most), source, source_region, stream)
+
+
+@breaks("copy_strided", "test_strided_copies_are_not_cut")
+def pitches_above_1_mib_are_cut(fake, real, target, target_region, source, source_region, stream):
+    """The driver's largest pitch is taken where a stride is larger."""
+    strides = tuple(min(stride, 1 << 20) for stride in source_region.strides)
+    real(target, target_region, source, source_region._replace(strides=strides), stream)
 
 
 # Memory, and what a backend must refuse
@@ -747,6 +754,15 @@ def no_device(fake, real):
 def nameless(fake, real, device_id):
     """A device has no name."""
     return {"memory": 1}
+
+
+@breaks("device_info", "test_device_info_is_of_now")
+def asks_once(fake, real, device_id):
+    """What the driver says of a device is kept for ever."""
+    known = vars(fake).setdefault("known", {})
+    if device_id not in known:
+        known[device_id] = real(device_id)
+    return known[device_id]
 
 
 @breaks("find_device", "test_devices_are_found_by_name")
@@ -1270,6 +1286,21 @@ class CurrentStreamIsShared(Late):
         return found or self.last.get(device_id, 0)
 
 
+@found_by("test_current_stream_is_the_threads_own")
+class CurrentStreamStays(Late):
+    """The last current stream of a thread is still its current one after the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_thread = threading.local()
+
+    def current_stream(self, device_id):
+        found, last = super().current_stream(device_id), vars(self.of_thread)
+        if found:
+            last[device_id] = found
+        return last.get(device_id, 0)
+
+
 @breaks("current_stream", "test_current_stream_is_the_devices_own", base=Late)
 def current_stream_of_any_device(fake, real, device_id):
     """The thread's current stream, of whatever device."""
@@ -1679,6 +1710,20 @@ def imports_end_early(fake, real, device_id, handle):
     """The end of an import does not wait for the work that uses the host's memory."""
 
 
+@found_by("test_end_of_an_import_waits")
+class ImportsEndBehindTheirFirstStream(LateShared):
+    """The end of an import waits for the stream that it was made on, and not for its last."""
+
+    def import_host(self, device_id, address, nbytes, readonly, stream):
+        made = super().import_host(device_id, address, nbytes, readonly, stream)
+        made.resource.first = stream
+        return made
+
+    def _end(self, imported):
+        imported.stream = imported.first
+        return super()._end(imported)
+
+
 @breaks("_end", "test_read_only_import_is_not_written", base=Shared)
 def imports_are_written_back(fake, real, imported):
     """The end of an import writes to the host's memory, also if that is read-only."""
@@ -1692,6 +1737,16 @@ def imports_are_written_back(fake, real, imported):
 def imports_to_be_written(fake, real, device_id, address, nbytes, readonly, stream):
     """What is imported to be read only can be written."""
     return real(device_id, address, nbytes, False, stream)
+
+
+@breaks("copy", "test_read_only_import_is_not_written", base=Shared)
+def copies_into_read_only_imports(fake, real, target, source, stream):
+    """Only uploads look whether the target can be written."""
+    into = fake.bytes_of(target)
+    if not into.readonly:
+        return real(target, source, stream)
+    taken = bytes(fake.bytes_of(source))
+    return ctypes.memmove(shared._address(into), taken, len(taken))
 
 
 @breaks("import_host", "test_host_import", base=Shared)
@@ -1907,6 +1962,19 @@ def loss_unmapped(fake, real, device_id):
         real(device_id)
     except DeviceLost as exc:
         raise OSError(str(exc)) from None
+
+
+@breaks("device_count", "test_lost_device")
+def lost_devices_are_not_counted(fake, real):
+    """There are fewer devices once one is lost."""
+    return real() - len(fake.lost)
+
+
+@breaks("lose", "test_lost_device")
+def all_devices_are_lost_at_once(fake, real, device_id):
+    """With one device the others are lost, too."""
+    real(0)
+    real(1)
 
 
 @breaks("reopen", "test_lost_device")
