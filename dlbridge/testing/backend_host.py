@@ -7,6 +7,7 @@ import itertools
 import mmap
 import sys
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,6 +23,9 @@ from dlbridge.protocol import (
 )
 
 from .backend_base import PAGES, BackendCase, DeviceUnderTest, are_same, random_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class HostTests(BackendCase):
@@ -196,7 +200,9 @@ class HostTests(BackendCase):
             device.copy(other, span)
             assert device.holds(target, before)
         device.write(target, 0, bytes(PAGES))
-        writes = {"copy_from_host": lambda: device.write(data, offset, bytes(PAGES))}
+        writes: dict[str, Callable[[], object]] = {
+            "copy_from_host": lambda: device.write(data, offset, bytes(PAGES))
+        }
         if isinstance(device.backend, SupportsCopy):
             writes["copy"] = lambda: device.copy(span, other)
         if isinstance(device.backend, SupportsFill):
