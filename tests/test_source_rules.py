@@ -40,7 +40,7 @@ LOCKS_IN_CHILDREN = {
 LATE_GENERATORS = {
     "dlbridge/core/moves/progress.py",  # a bar
     "dlbridge/core/moves/plans.py",  # restores what its own thread had
-    "dlbridge/core/processes/shared_tensors.py",  # likewise
+    "dlbridge/core/processes/pickles.py",  # likewise
     "dlbridge/core/plugins/streams.py",  # likewise
     "dlbridge/ffi/calls.py",  # does nothing in another thread
 }

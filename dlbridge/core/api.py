@@ -577,10 +577,13 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
         ways = []
         if into.dtype is not given.dtype:
             ways.append(f"convert it: dlbridge.astype(source, '{into.dtype}')")
-        if not given.shape:
-            ways.append("give one value for each element: dlbridge.full_like(t, value)")
-        elif into.shape != given.shape:
-            ways.append(f"make a view of the same shape: t[...], source.reshape({into.shape})")
+        if into.shape != given.shape:
+            if not given.shape:
+                ways.append("give one value for each element: dlbridge.full_like(t, value)")
+            elif into.size == given.size:
+                ways.append(f"reshape it: source.reshape({into.shape})")
+            else:
+                ways.append("copy between parts of the same shape: t[:n], source[:n]")
         raise ValueError(
             f"cannot copy {given.dtype} {given.shape} into {into.dtype} {into.shape}: "
             f"shapes and dtypes must be equal; {', and '.join(ways)}"

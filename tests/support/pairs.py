@@ -7,10 +7,10 @@ from itertools import product
 
 
 def in_turn(*axes: Sequence[object]) -> list[tuple[object, ...]]:
-    """The product of all *axes* but the last, each with one value of the last, in turn.
+    """Every combination of values of all *axes* but the last, each with one value of the last.
 
-    Every combination of values of all axes but one is there, whichever that one is, if no other
-    axis is shorter than the last one.
+    The values of the last axis come in turn: for three axes, every pair of values of any two of
+    them is there, if no other axis is shorter than the last one.
     """
     last = axes[-1]
     return [

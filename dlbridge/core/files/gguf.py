@@ -20,18 +20,43 @@ if TYPE_CHECKING:
 MAGIC = b"GGUF"
 MAX_DIMS = 4  # GGML_MAX_DIMS
 
-_PLAIN = "0:float32 1:float16 24:int8 25:int16 26:int32 27:int64 28:float64 30:bfloat16"
-_TYPES = {int(number): name for number, name in (each.split(":") for each in _PLAIN.split())}
-_BLOCKS = """
-2:Q4_0:32:18 3:Q4_1:32:20 6:Q5_0:32:22 7:Q5_1:32:24 8:Q8_0:32:34 9:Q8_1:32:40 10:Q2_K:256:84
-11:Q3_K:256:110 12:Q4_K:256:144 13:Q5_K:256:176 14:Q6_K:256:210 15:Q8_K:256:292 16:IQ2_XXS:256:66
-17:IQ2_XS:256:74 18:IQ3_XXS:256:98 19:IQ1_S:256:50 20:IQ4_NL:32:18 21:IQ3_S:256:110 22:IQ2_S:256:82
-23:IQ4_XS:256:136 29:IQ1_M:256:56 34:TQ1_0:256:54 35:TQ2_0:256:66 39:MXFP4:32:17 40:NVFP4:64:36
-41:Q1_0:128:18
-"""
+_TYPES = {
+    0: "float32",
+    1: "float16",
+    24: "int8",
+    25: "int16",
+    26: "int32",
+    27: "int64",
+    28: "float64",
+    30: "bfloat16",
+}
 _QUANTIZED = {
-    int(number): (name, int(elements), int(nbytes))
-    for number, name, elements, nbytes in (each.split(":") for each in _BLOCKS.split())
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    29: ("IQ1_M", 256, 56),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
 }
 """Name, elements of a block, and bytes of a block, by the number of the type."""
 

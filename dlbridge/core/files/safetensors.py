@@ -31,15 +31,30 @@ PAGE = 4096
 
 METADATA = "__metadata__"
 
-_TYPES = """
-BOOL:bool U8:uint8 I8:int8 U16:uint16 I16:int16 F16:float16 BF16:bfloat16 U32:uint32 I32:int32
-F32:float32 U64:uint64 I64:int64 F64:float64 C64:complex64 F8_E4M3:float8_e4m3fn
-F8_E4M3FNUZ:float8_e4m3fnuz F8_E5M2:float8_e5m2 F8_E5M2FNUZ:float8_e5m2fnuz F8_E8M0:float8_e8m0fnu
-F6_E2M3:float6_e2m3fn F6_E3M2:float6_e3m2fn F4:float4_e2m1fn
-"""
-_NAMES = dict(pair.split(":") for pair in _TYPES.split())
-"""The format's names of types -> ours."""
-
+_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U32": "uint32",
+    "I32": "int32",
+    "F32": "float32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F6_E2M3": "float6_e2m3fn",
+    "F6_E3M2": "float6_e3m2fn",
+    "F4": "float4_e2m1fn",
+}
 _STORED = {ours: theirs for theirs, ours in _NAMES.items()}
 
 

@@ -1,34 +1,26 @@
-"""What the host sees of a tensor: a device's memory without a copy; the elements as text."""
+"""Host views: a device's memory as CPU memory, without a copy."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from itertools import product
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import NumpyTensor, expire_host_view
 from dlbridge.core.tensor.memory import open_views
 from dlbridge.core.tensor.metadata import carrier_of, describe, release_shared
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values.devices import CPU
-from dlbridge.core.values.dtypes import DType
-from dlbridge.core.values.subbyte import unpack_bits
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import remember
 
 from .plans import plan_move, why_no_host_view
-from .transfer import run, to_compact_host
+from .transfer import run
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from dlbridge.core.tensor.memory import Memory
     from dlbridge.core.tensor.tensor import Tensor
-
-    Array = np.ndarray[Any, Any]
 
 
 _HOW = "write `with t.host_view() as h:`, and in the block h is the tensor, as in h.numpy()"
@@ -154,87 +146,3 @@ def shared_on_host(tensor: Tensor) -> Tensor | None:
 def _on_host(tensor: Tensor) -> Tensor:
     operand = operand_of(tensor)
     return run(plan_move(operand, CPU, False), tensor, operand)
-
-
-# The elements as text ---------------------------------------------------------------
-
-
-def text_of(tensor: Tensor) -> str:
-    """What ``print(tensor)`` shows: the elements and their type, or why they cannot be had.
-
-    It does not fail: somebody prints a tensor to learn what is wrong.
-    """
-    try:
-        elements = _elements(tensor)
-        described = f"{tensor.dtype} {tensor.shape} on {tensor.device}"
-        return f"{elements}\n{described}" if "\n" in elements else f"{elements}  {described}"
-    except unless_handler(Exception) as exc:
-        return f"{tensor!r}, whose elements cannot be shown: {type(exc).__name__}: {exc}"
-
-
-def _elements(tensor: Tensor) -> str:
-    import numpy as np
-
-    options: dict[str, Any] = dict(np.get_printoptions())
-    packed = tensor.dtype.is_subbyte and not tensor.is_padded
-    if packed and tensor.nbytes > _UNPACKED:
-        raise ExchangeError(
-            f"{tensor.dtype} elements are packed, and at most {_UNPACKED} bytes of them are "
-            "unpacked for that; print a part, t.reshape(-1)[:1000]"
-        )
-    if packed or tensor.size <= options["threshold"]:
-        return str(_host_elements(tensor))
-    edge = options["edgeitems"]
-    # numpy shows the last element also where edgeitems is 0
-    return np.array2string(_summary(tensor, max(edge, 1)), threshold=0, edgeitems=edge)
-
-
-_UNPACKED = 1 << 20
-
-
-def _summary(tensor: Tensor, edge: int) -> Array:
-    """The first and last *edge* elements along each axis, and one more in the middle.
-
-    The one in the middle makes the axis long enough for numpy to leave it out, and shows
-    that it did: no element of the tensor stands there.
-    """
-    import numpy as np
-
-    parts = [
-        [((0, edge), (0, edge)), ((extent - edge, extent), (edge + 1, 2 * edge + 1))]
-        if extent > 2 * edge
-        else [((0, extent), (0, extent))]
-        for extent in tensor.shape
-    ]
-    shape = [axis[-1][1][1] for axis in parts]
-    shown: Array | None = None
-    for corner in product(*parts):
-        values = _host_elements(tensor[tuple([slice(*taken) for taken, _ in corner])])
-        if shown is None:
-            tail = values.shape[tensor.ndim :]  # the lanes
-            shown = np.zeros((*shape, *tail), values.dtype)
-        shown[tuple([slice(*place) for _, place in corner])] = values
-    assert shown is not None  # product() gives one corner at least
-    return shown
-
-
-def _host_elements(tensor: Tensor) -> Array:
-    """The elements as an array of numpy; the lanes of vectors as one more dimension."""
-    host = to_compact_host(tensor)
-    dtype = host.dtype
-    if dtype.lanes == 1 and (host.is_padded or not dtype.is_subbyte):
-        return host.numpy()
-    import numpy as np
-
-    shape = (*host.shape, dtype.lanes) if dtype.lanes > 1 else host.shape
-    lane = DType.of(dtype.code, dtype.bits, 1)
-    raw = host.tobytes()
-    if dtype.bits < 8 and not host.is_padded:  # also int4x2, which is whole bytes
-        codes = unpack_bits(raw, dtype, host.size)
-        if dtype.code == 0:  # kDLInt: bring the sign, the highest bit of the code, to its place
-            signed = (codes << (8 - dtype.bits)).astype("u1").view("i1") >> (8 - dtype.bits)
-            return signed.reshape(shape)
-        if dtype.code == 1:
-            return codes.reshape(shape)
-        return codes.view(lane.numpy).reshape(shape)
-    return np.frombuffer(raw, lane.numpy).reshape(shape)

@@ -325,22 +325,26 @@ def _is_allocated_here(tensor: TensorMetadata) -> bool:
     """Whether it is CPU memory that numpy or dlbridge has allocated: reading that is safe."""
     if tensor.device is not CPU:
         return False
-    array: Any = tensor._array
-    if not array.size:
+    array = _first_array(tensor)
+    if not tensor.size:
         return True
-    while type(base := array.base) is type(array):
-        array = base
-    if isinstance(base, CarrierBase):
+    if isinstance(base := array.base, CarrierBase):
         memory = base.memory  # a host view is an allocation, too, and has an owner
         return memory.allocation is not None and memory.owner is None
     return base is None and array.flags.owndata
 
 
+def _first_array(tensor: TensorMetadata) -> Any:
+    """The array of numpy that the tensor's is a view of: its base is the owner of the memory."""
+    array: Any = tensor._array
+    while type(array.base) is type(array):
+        array = array.base
+    return array
+
+
 def is_given_back(tensor: TensorMetadata) -> bool:
     """Whether a deleter of `from_blob` is called when nothing uses the memory any more."""
-    base: Any = tensor._array
-    while isinstance(base, type(tensor._array)):
-        base = base.base
+    base = _first_array(tensor).base
     memory = base.memory if isinstance(base, CarrierBase) else tensor._memory
     owner = memory.allocation if memory.owner is None else memory.owner
     blob = owner.resource if isinstance(owner, Owner) else None

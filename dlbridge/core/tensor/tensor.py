@@ -386,7 +386,7 @@ class Tensor(TensorMetadata):
         >>> bridge.asarray([1, 2], dtype="uint8").tobytes()
         b'\x01\x02'
         """
-        from dlbridge.core.processes.shared_tensors import tobytes
+        from dlbridge.core.processes.pickles import tobytes
 
         return tobytes(self)
 
@@ -424,19 +424,19 @@ class Tensor(TensorMetadata):
 
         For what cannot be read it is the metadata and the reason: it does not fail.
         """
-        from dlbridge.core.moves.host_views import text_of
+        from dlbridge.core.moves.printing import text_of
 
         return text_of(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the elements (protocol 5: out of band) and the name of the device."""
-        from dlbridge.core.processes.shared_tensors import reduce
+        from dlbridge.core.processes.pickles import reduce
 
         return reduce(self, operator.index(protocol))
 
     @staticmethod
     def _unpickle(*described: Any) -> Tensor:
-        from dlbridge.core.processes.shared_tensors import unpickle
+        from dlbridge.core.processes.pickles import unpickle
 
         return unpickle(*described)
 

@@ -315,11 +315,12 @@ _interned: dict[tuple[int, int, str | None], Device] = {}
 def _intern(type: int, index: int, name: str | None) -> Device:
     """A new Device in the table, or the one that another thread put there first."""
     try:
-        type, index = operator.index(type), operator.index(index)
+        type = operator.index(type)
     except TypeError as exc:
         raise TypeError(
             f"Device takes the number of a type; dlbridge.device({type!r}) takes a name"
         ) from exc
+    index = operator.index(index)
     if index < 0:
         raise ValueError(f"device index {index}: devices are counted from 0 (DLDevice.device_id)")
     if index >= 2**31 or not -(2**31) <= type < 2**31:

@@ -89,13 +89,15 @@ def test_a_copy_onto_itself(place, change):
 @pytest.mark.parametrize(
     ("to", "source", "error", "said"),
     [
-        (np.zeros(3), np.zeros(4), ValueError, "shapes and dtypes must be equal"),
-        (np.zeros(3), np.zeros(3, "f4"), ValueError, "shapes and dtypes must be equal"),
+        (np.zeros(3), np.zeros(4), ValueError, r"must be equal; copy between parts .* t\[:n\], so"),
+        (np.zeros(3), np.zeros((3, 1)), ValueError, r"must be equal; reshape it: .*\(\(3,\)\)$"),
+        (np.zeros(3), np.zeros(()), ValueError, "must be equal; give one value for each element"),
+        (np.zeros(3), np.zeros(3, "f4"), ValueError, "must be equal; convert it: .*'float64'\\)$"),
         (b"abc", b"abc", BufferError, "read-only"),
         ([0.0, 0.0], [1.0, 2.0], BufferError, "no memory to copy into"),
         (object(), [1.0], TypeError, "is not a tensor"),
     ],
-    ids=["shape", "dtype", "readonly", "list", "object"],
+    ids=["size", "shape", "number", "dtype", "readonly", "list", "object"],
 )
 def test_copies_that_are_refused(to, source, error, said):
     with pytest.raises(error, match=said):

@@ -145,14 +145,14 @@ def test_an_interrupt_passes():
     run_script(
         """
         import signal, numpy as np, dlbridge as bridge
-        from dlbridge.core.moves import host_views
+        from dlbridge.core.moves import printing
 
         def interrupted(tensor):
             signal.raise_signal(signal.SIGINT)
 
         t = bridge.ones(3)
         str(t)
-        host_views.to_compact_host = interrupted
+        printing.to_compact_host = interrupted
         try:
             str(t)
         except KeyboardInterrupt:
