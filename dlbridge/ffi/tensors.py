@@ -469,11 +469,12 @@ TENSOR_WORDS: Final = ffi.sizeof("DLTensor") // 8
 
 
 ReadyTensor = tuple[Any, Any, "memoryview[int]", "memoryview[int]", int, Handle]
-"""A Tensor object in memory of ours, with one reference of ours, the last of these:
+"""A Tensor object in memory of ours, in which a call lends a tensor. In this order:
 
-a reference to the argument that it describes, the same and the place of its DLTensor, its memory
-as words and as bytes, its address. If the `Handle` goes, with a frame that a failed call has left,
-the object lives as long as the references of others.
+what refers to the tensor (a ``ctypes.py_object``); that and the place of the DLTensor, as torch's
+function takes them; the object's memory as words; the same as bytes; its address; our reference
+to it. If the last goes, with a frame that a failed call has left, the object lives as long as the
+references of others.
 """
 
 
