@@ -212,21 +212,20 @@ def test_with_block_makes_a_stream_current(fake):
 
 
 @pytest.mark.parametrize(
-    ("environment", "chosen"),
+    "environment",
     [
-        ({"DLBRIDGE_FAKE_SHARED": "1", "DLBRIDGE_FAKE_DELAY_US": "100"}, []),
-        # What there is only where host and device share memory; the rest is that of `TestFake`.
-        ({"DLBRIDGE_FAKE_SHARED": "1"}, ["-k", "host or view or import or shared or lost"]),
+        {"DLBRIDGE_FAKE_SHARED": "1"},
+        {"DLBRIDGE_FAKE_SHARED": "1", "DLBRIDGE_FAKE_DELAY_US": "100"},
     ],
-    ids=["shared and late", "shared"],
+    ids=["shared", "shared and late"],
 )
-def test_conformance_of_the_other_kinds(environment, chosen):
+def test_conformance_of_the_other_kinds(environment):
     """In a process of its own: the backend reads its environment when it is loaded.
 
     Late work alone is that of `TestTwoStreams`.
     """
     kit = Path(__file__).with_name("test_conformance.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", kit, *chosen]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", kit]
     env = {**os.environ, **environment}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -19,9 +19,8 @@ class Slow(BackendTests):
         self.streams_made = []
         if pytestconfig.dlbridge_fake is not None:
             self.child_setup = prelude() + "drivers()\n"
-            self.allocations = 1000  # one takes a millisecond
-        if pace == "strict":  # other processes have no pace
-            self.child_setup = None
+        if pace == "strict":  # an allocation takes a millisecond; other processes have no pace
+            self.allocations, self.child_setup = 1000, None
         yield
         if self.streams_made:
             gc.collect()  # tensors that were made on them
