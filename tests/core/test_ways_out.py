@@ -220,7 +220,11 @@ INCOMING = {
     **{
         f"pandas, {what}": ("pandas", made, ways)
         for what, made, ways in (
-            ("dates", "pandas.Series(pandas.to_datetime(['2026-01-01']))", ["x.astype('int64')"]),
+            (
+                "dates",
+                "pandas.Series(pandas.to_datetime(['2026-01-01', None]))",
+                ["x.astype('int64')"],
+            ),
             ("an index of dates", "pandas.DatetimeIndex(['2026-01-01'])", ["x.astype('int64')"]),
             (
                 "a table of dates",

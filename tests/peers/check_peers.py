@@ -202,6 +202,7 @@ def test_null_values_and_mixed_columns():
         ("polars.Series([None])", "x.cast(polars.Float64).fill_null(value)"),
         ("polars.Series([1, None])", "x.fill_null(value)"),
         ("polars.Series([b'a', b'b'])", "x.rank('dense')"),
+        ("polars.Series([1, 2], dtype=polars.Object)", "x.to_list()"),
         ("polars.Series([[1], None], dtype=polars.Array(polars.Int64, 1))", "x.drop_nulls()"),
         (
             "polars.Series([[1], [None]], dtype=polars.Array(polars.Int64, 1))",

@@ -7,6 +7,7 @@ import dpctl.memory
 import numpy as np
 import pytest
 import torch
+from agreement import disagreements
 from late import Described, memory_of, numbers_in
 
 import dlbridge as bridge
@@ -204,6 +205,21 @@ def test_dpnp_out(oneapi, dpnp):
     assert array.get_array()._pointer == tensor[1:].data_ptr()
     array *= 10
     assert on_host(tensor).tolist() == [[0, 1, 2, 3], [40, 50, 60, 70], [80, 90, 100, 110]]
+
+
+@pytest.mark.parametrize("library", ["dpnp", "dpctl"])
+def test_explain_says_what_to_device_does(oneapi, dpnp, library):
+    assert disagreements(library, "oneapi:0") == []
+
+
+@pytest.mark.parametrize("usm_type", ["device", "shared", "host"])
+def test_turned_arrays_of_dpnp_keep_their_kind_of_memory(oneapi, dpnp, usm_type):
+    """By its own ``from_dlpack`` they would be copies in device memory."""
+    x = dpnp.arange(12, dtype="f4", usm_type=usm_type).reshape(3, 4)[::-1, ::-2]
+    array = bridge.to_device(bridge.asarray(x), "oneapi:0", like="dpnp")
+    assert (array.usm_type, array.strides) == (usm_type, x.strides)
+    array[0] = 7
+    assert dpnp.asnumpy(x).tolist() == [[7, 7], [7, 5], [3, 1]]
 
 
 def test_dpnp_takes_our_object(oneapi, dpnp):

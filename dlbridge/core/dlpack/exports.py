@@ -281,8 +281,8 @@ def check_device(dl_device: object) -> tuple[int, int]:
     """*dl_device* as two plain ints. TypeError if it is not a device."""
     if isinstance(dl_device, (tuple, list)) and len(dl_device) == 2:
         kind, index = plain_number(dl_device[0]), plain_number(dl_device[1])
-        if isinstance(kind, int) and isinstance(index, int):
-            return int(kind), int(index)
+        if kind is not None and index is not None:
+            return kind, index
     raise TypeError(
         f"dl_device must be a tuple (device_type, device_id) of two ints, not {dl_device!r}"
     )

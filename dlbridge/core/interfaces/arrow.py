@@ -204,6 +204,7 @@ _WAYS_OUT_OF_POLARS = {
     "n": "x.cast(polars.Float64).fill_null(value)",
     **dict.fromkeys(("u", "U", "vu"), "x.cast(polars.Categorical).to_physical()"),
     **dict.fromkeys(("z", "Z", "vz"), "x.rank('dense')"),
+    "w:": "x.to_list()",  # Python's objects
 }
 
 _WAYS_OUT = {

@@ -326,12 +326,9 @@ def device_of_producer(x: Any) -> Device:
                 return Device.of(kind, index)
             if not index:
                 return CPU
-        else:
-            if not isinstance(kind, int) or type(kind) is bool:  # an IntEnum, as torch's, stays
-                kind = plain_number(kind)
-            index = plain_number(index)
-        if isinstance(kind, int) and isinstance(index, int):
-            device = Device.of(int(kind), int(index))
+        kind, index = plain_number(kind), plain_number(index)
+        if kind is not None and index is not None:
+            device = Device.of(kind, index)
             return CPU if kind == _CPU_TYPE else device  # the host is one
         if kind == _CPU_TYPE and pair[1] is None:  # paddle 3.3 says that, which numpy takes, too
             return CPU

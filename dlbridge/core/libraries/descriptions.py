@@ -192,10 +192,18 @@ def _to_dpctl(tensor: Tensor) -> Any:
 
 
 def _to_dpnp(tensor: Tensor) -> Any:
-    """``dpnp.ndarray``, on memory of oneAPI; its ``from_dlpack`` takes no empty ones."""
+    """``dpnp.ndarray``, on memory of oneAPI; its ``from_dlpack`` takes no empty ones.
+
+    It copies where strides are negative, so those axes are turned round here, and again by dpnp.
+    """
     import dpnp
 
-    return dpnp.from_dlpack(tensor) if tensor.size else dpnp.asarray(tensor.to_native())
+    if not tensor.size:
+        return dpnp.asarray(tensor.to_native())
+    if min(tensor.strides, default=0) >= 0:
+        return dpnp.from_dlpack(tensor)
+    turned = tuple(slice(None, None, -1 if step < 0 else None) for step in tensor.strides)
+    return dpnp.from_dlpack(tensor[turned])[turned]
 
 
 def _to_tinygrad(array: Any) -> Any:
@@ -336,6 +344,7 @@ SMALL = {
             "dpnp",
             ("dpnp.dpnp_array", "dpnp.usm_ndarray"),
             make=_to_dpnp,
+            takes_negative_strides=True,
             types=_PLAIN | _COMPLEX | {"float16"},
             device_types=frozenset({_ONEAPI}),
         ),

@@ -100,13 +100,10 @@ def _make(tensor: Tensor) -> Any:
     import jax.dlpack
 
     if tensor.dtype.name in _SUBBYTE:  # it takes none by DLPack, and those of ml_dtypes by a copy
-        codes: Any = tensor.tobytes()
-        if tensor.size and not tensor.is_padded:
-            codes = unpack_bits(codes, tensor.dtype, tensor.size)
-        import numpy as np
-
-        array = np.frombuffer(codes, tensor.dtype.numpy).reshape(tensor.shape)
-        return jax.numpy.array(array)
+        if tensor.is_padded:
+            return jax.numpy.array(tensor.numpy())
+        codes = unpack_bits(tensor.tobytes(), tensor.dtype, tensor.size)
+        return jax.numpy.array(codes.view(tensor.dtype.numpy).reshape(tensor.shape))
     if tensor.readonly:
         # jax before 0.12 asks for legacy capsules, which cannot carry READ_ONLY. Its own
         # arrays are immutable, so it is given the memory without that mark.

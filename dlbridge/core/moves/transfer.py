@@ -170,7 +170,7 @@ def copy_to_host(tensor: Tensor) -> Tensor:
 
 def to_compact_host(tensor: Tensor) -> Tensor:
     """The elements on the CPU, row-major without gaps; a copy only if needed."""
-    host = move(tensor, CPU, None)
+    host = tensor if tensor.device is CPU else move(tensor, CPU, None)
     return host if host.is_contiguous() else copy_to_host(host)
 
 

@@ -117,6 +117,11 @@ def _check_device_type(entry: _Entry) -> None:
             f"{entry.who}: the name {entry.name!r} belongs to {known.name} ({known:d}) in DLPack, "
             f"and the backend's device_type is {device_type}; one of the two has to change"
         )
+    if entry.name.startswith("type") and entry.name[4:].isdecimal():
+        entry.refuse(
+            ": typeN is a device type by its number, so that no device string could name this "
+            "backend; choose another name"
+        )
     others = DLDeviceType(device_type)
     if known is None and others is not DLDeviceType.kDLExtDev:
         # What it exports would come back as a tensor of another backend, or of none.

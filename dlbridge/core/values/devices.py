@@ -435,14 +435,17 @@ def _from_text(text: str, device_type: int | None) -> tuple[Device, bool]:
     return Device.of(known, selector or 0, name), selector is not None
 
 
-def plain_number(part: Any) -> Any:
-    """A part of ``(type, index)``: of a member of an Enum its value; None for a bool, no number.
+def plain_number(part: Any) -> int | None:
+    """A part of ``(type, index)``: of a member of an Enum its value; None for what is no integer.
 
     In the array API the pair is ``tuple[Enum, int]``, and the Enum is any library's own.
     """
     if isinstance(part, Enum) and not isinstance(part, int):
         part = part.value
-    return None if isinstance(part, bool) else part
+    try:
+        return None if isinstance(part, bool) else operator.index(part)
+    except TypeError:
+        return None
 
 
 def _from_pair(pair: Any) -> Device:

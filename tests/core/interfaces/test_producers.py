@@ -166,6 +166,12 @@ def test_devices_that_are_none(answer, error):  # C8
     assert raw.alive == 0
 
 
+def test_a_device_of_numpys_integers():  # P2
+    raw = floats()
+    for raw.says in ((np.int64(1), np.uint8(0)), (1, np.int32(0)), (np.int8(1), None)):
+        assert dlbridge.from_dlpack(raw).device == dlbridge.device_of(raw) == dlbridge.device("cpu")
+
+
 # What is refused
 
 

@@ -103,6 +103,7 @@ REFUSED = [
     ({"device_type": 99}, "99, which is no DLDeviceType that this dlbridge knows; take 12"),
     ({"device_type": 8}, "8, which is kDLMetal, which belongs to the name 'metal'; take 12"),
     ({"name": "hexagon"}, r"'hexagon' belongs to kDLHexagon \(16\).* is 12"),
+    ({"name": "type12"}, "'type12': typeN is a device type by its number"),
     ({"device_count": broken}, "failed in device_count: OSError: no bus"),
     *(
         ({"device_count": lambda self, count=count: count}, rf"count\(\) = {count!r}; it is a ")
