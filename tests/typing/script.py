@@ -86,7 +86,7 @@ def files(path: str) -> None:
     reveal_type(file.metadata)  # dict[str, str]
     reveal_type(file.tolist())  # Any
     one: bridge.Tensor = file
-    several: bridge.TensorFile[bridge.Tensor] = file
+    several: bridge.TensorFile = file
     reveal_type(bridge.load(path, "cpu", True))  # dlbridge.TensorFile
     reveal_type(bridge.load(path, names=["weight"]))  # dlbridge.TensorFile
     reveal_type(bridge.load(io.BytesIO())["weight"])  # dlbridge.Tensor

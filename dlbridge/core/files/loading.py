@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
@@ -42,9 +42,13 @@ if TYPE_CHECKING:
 
     Report = Callable[[int], None]
     """Called with the number of bytes that were read since the last call."""
+    from typing_extensions import TypeVar
 
+    _Array = TypeVar("_Array", default=Tensor)  # so that an annotation may be TensorFile alone
+else:
+    from typing import TypeVar
 
-_Array = TypeVar("_Array")
+    _Array = TypeVar("_Array")
 
 
 @public

@@ -435,8 +435,8 @@ def _from_text(text: str, device_type: int | None) -> tuple[Device, bool]:
     return Device.of(known, selector or 0, name), selector is not None
 
 
-def plain_number(part: Any) -> int | None:
-    """A part of ``(type, index)``: of a member of an Enum its value; None for what is no integer.
+def plain_number(part: Any) -> Any:
+    """A part of ``(type, index)`` as an int: of a member of an Enum its value; else None.
 
     In the array API the pair is ``tuple[Enum, int]``, and the Enum is any library's own.
     """
@@ -451,7 +451,7 @@ def plain_number(part: Any) -> int | None:
 def _from_pair(pair: Any) -> Device:
     """``(type, index)``: TypeError where they are not integers, ValueError where not two."""
     try:
-        numbers = [operator.index(plain_number(number)) for number in pair]
+        numbers = [operator.index(plain_number(part)) for part in pair]
     except TypeError as error:
         name = pair[0] if isinstance(pair, tuple) and pair and isinstance(pair[0], str) else ""
         hint = f"; with a name, write one text: {f'{name}:{pair[-1]}'!r}" if name else ""
