@@ -1,4 +1,7 @@
-"""Wrong arguments: each error names the thing, the rule and the way out."""
+"""Wrong values in lists, files and arguments, and what each way in does with them.
+
+One call and its message: a row of ``test_messages.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers: the pool, what may be freed when, and the limits of the device."""
+"""Buffers: what may be freed when, and the limits of the device."""
 
 from __future__ import annotations
 
