@@ -246,6 +246,9 @@ def _release(blob: _Blob) -> bool:
             # here before that is noted: another signal could come.
             traceback = exc.__traceback__
             trace = traceback.tb_next  # type: ignore[union-attr]  # it has that of this frame
+            if trace is None and exc.__class__ is RecursionError:  # it could not be entered
+                blob.deleter = deleter
+                return False
             if (
                 trace is not None
                 and RESUME not in trace.tb_frame.f_code.co_code[: trace.tb_lasti : 2]

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from interrupted import Alarm, handled
 from peers import peer
+from scripts import run_script
 from stream_backend import Pinned, Streams, installed
 
 import dlbridge as bridge
@@ -700,3 +701,39 @@ def test_an_interrupt_of_a_deleters_own_in_a_thread_is_reported(reported):
     thread.join()
     assert reached
     assert isinstance(reported[0][0], KeyboardInterrupt)
+
+
+def test_a_deleter_that_cannot_be_entered_is_called_later():
+    """Where the last reference goes, Python has no frame left for it.
+
+    CPython 3.11 counts calls of C as well: with no frame at all it cannot even note the end.
+    """
+    run_script("""
+import ctypes, sys
+import dlbridge as bridge
+
+memory = (ctypes.c_char * 8)()
+called = []
+
+def frames():
+    count, frame = 0, sys._getframe()
+    while frame:
+        count, frame = count + 1, frame.f_back
+    return count
+
+def drop_below(depth, held):
+    drop_below(depth - 1, held) if depth else held.clear()
+
+def drop(depth, deleter):
+    held = [bridge.from_blob(ctypes.addressof(memory), 8, "uint8", deleter=deleter)]
+    try:
+        drop_below(depth, held)
+    except RecursionError:
+        pass
+
+for left in range(0 if sys.version_info >= (3, 12) else 3, 40):
+    drop(sys.getrecursionlimit() - frames() - left, called.append)
+    drop(0, str)
+    assert len(called) == 1, (left, called)
+    called.clear()
+""")
