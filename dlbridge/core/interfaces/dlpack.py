@@ -89,9 +89,11 @@ def as_tensor(x: Any) -> Tensor:
 
 
 def no_tensor(x: Any, tensor: object) -> ExchangeError:
-    """The error for an ``__as_tensor__`` of *x* that has returned *tensor*, which is none."""
+    """The error for an `Exporter` *x* whose method or attribute has given *tensor*, no Tensor."""
+    attribute = getattr(type(x).__as_tensor__, "attribute", None)
+    says = "__as_tensor__() returned" if attribute is None else f"{attribute} is"
     return ExchangeError(
-        f"{origin_of(x)}.__as_tensor__() returned {with_article(origin_of(tensor))}, not a "
+        f"{origin_of(x)}.{says} {with_article(origin_of(tensor))}, not a "
         "dlbridge.Tensor; dlbridge.asarray(x) makes one of any array, from_blob of an address"
     )
 

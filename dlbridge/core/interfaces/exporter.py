@@ -115,6 +115,7 @@ class Exporter:
         if tensor is not None:
             held = attrgetter(tensor)
             method: Any = lambda self: held(self)  # noqa: E731, PLW0108 - held is no method
+            method.attribute = tensor  # for messages
             cls.__as_tensor__ = method  # type: ignore[method-assign]
             for name in _OF_THE_TENSOR:
                 _, found = _first(cls, name)

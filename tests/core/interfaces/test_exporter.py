@@ -588,3 +588,15 @@ def test_all_in_threads():
     shared = Array(bridge.from_dlpack(FLOATS))
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(work, range(400))) == {(2, 3)}
+
+
+def test_an_attribute_that_holds_another_librarys_array_is_named():
+    class Image(bridge.Exporter, tensor="pixels"):
+        def __init__(self, pixels):
+            self.pixels = pixels
+
+    for pixels, what in ((np.ones(3), "a numpy.ndarray"), ([1.0], "a builtins.list")):
+        with pytest.raises(
+            bridge.ExchangeError, match=rf"Image\.pixels is {what}, not a dlbridge\.Ten"
+        ):
+            bridge.from_dlpack(Image(pixels))
