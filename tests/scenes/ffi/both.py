@@ -7,6 +7,7 @@ import pickle
 import signal
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +16,9 @@ from dlbridge import ffi
 from .scene import at_once, raised, testing_library, turns
 
 
-def _import(order):
+def _import(order: Any) -> Any:
     """The package tvm_ffi, imported before or after the library was loaded for us."""
-    sys.modules["torch"] = None  # tvm_ffi would import it; not needed, and slow
+    sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi would import it; not needed, and slow
     if order == "dlbridge first":
         assert ffi.version
     import tvm_ffi
@@ -27,7 +28,7 @@ def _import(order):
     return tvm_ffi
 
 
-def functions_and_objects(order):
+def functions_and_objects(order: Any) -> None:
     tvm_ffi = _import(order)
     # Functions of one, called by the other.
     ffi.register_global_func("both.ours", lambda x: x + 1)
@@ -60,17 +61,17 @@ def functions_and_objects(order):
     assert ours(theirs(error)) is error
 
 
-def errors(order):
+def errors(order: Any) -> None:
     """They cross both ways, ours with everything."""
     tvm_ffi = _import(order)
 
     class Mine(Exception):
         pass
 
-    def fail():
+    def fail() -> None:
         raise Mine("mine")
 
-    def theirs_fails():
+    def theirs_fails() -> None:
         raise KeyError("theirs")
 
     ffi.register_global_func("both.fail", fail)
@@ -81,7 +82,7 @@ def errors(order):
     assert raised(KeyError, function).args[0].strip("'") == "theirs"
 
 
-def streams(order):
+def streams(order: Any) -> None:
     """Both have one environment."""
     tvm_ffi = _import(order)
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:0"), 0x55):
@@ -90,7 +91,7 @@ def streams(order):
         assert tvm_ffi.get_raw_stream(tvm_ffi.device("cuda:0")) == 0x66
 
 
-def ctrl_c(order):
+def ctrl_c(order: Any) -> None:
     """Both register the same pointers, so their order is no matter."""
     tvm_ffi = _import(order)
     for get in (tvm_ffi.get_global_func, ffi.get_global_func):
@@ -98,10 +99,10 @@ def ctrl_c(order):
         raised(KeyboardInterrupt, get("testing.run_check_signal"), 600)
 
 
-def race(order):
+def race(order: Any) -> None:
     tvm_ffi = _import(order)
 
-    def work(register, get, mine):
+    def work(register: Any, get: Any, mine: Any) -> None:
         for turn in turns(3):
             register(f"race.{mine}.{turn % 100}", lambda x: x + 1, override=True)
             assert get(f"race.{mine}.{turn % 100}")(1) == 2
@@ -114,7 +115,7 @@ def race(order):
     )
 
 
-def containers(order):
+def containers(order: Any) -> None:
     tvm_ffi = _import(order)
     ours = ffi.convert_func(lambda x: x)
     ffi.register_global_func("both.ours", lambda x: x)
@@ -143,7 +144,7 @@ def containers(order):
     assert ours(there) is here
 
 
-def moved_container(order):
+def moved_container(order: Any) -> None:
     tvm_ffi = _import(order)
     array = tvm_ffi.Array([1, 2])
     tvm_ffi.get_global_func("ffi.Array")(array._move())
@@ -152,18 +153,18 @@ def moved_container(order):
         assert str(error) == "the Array was moved into a call and is empty now"
 
 
-def types_of_python(order):
+def types_of_python(order: Any) -> None:
     """Their fields have functions as setters (flag bit 11), and factories as defaults."""
     tvm_ffi = _import(order)
     from tvm_ffi.dataclasses import field, py_class
 
-    class PyPoint(tvm_ffi.Object):
+    class PyPoint(tvm_ffi.Object):  # type: ignore[name-defined, misc]  # its types are not read
         x: int
         y: float = 1.5
-        items: list = field(default_factory=list)
+        items: list[Any] = field(default_factory=list)
         z: int = field(default=3, kw_only=True)
 
-    PyPoint = py_class("test.PyPoint")(PyPoint)  # noqa: N806 - a class
+    PyPoint = py_class("test.PyPoint")(PyPoint)  # type: ignore[misc]  # noqa: N806 - a class
 
     class PyChild(PyPoint):
         w: str = "text"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import numpy as np
 
@@ -15,24 +16,24 @@ from .scene import testing
 class Node:
     """In a cycle with itself. Its finalizer makes something new, and then looks at what it has."""
 
-    def __init__(self, look):
+    def __init__(self, look: Any) -> None:
         self.itself, self.look = self, look
 
-    def __del__(self):
+    def __del__(self) -> None:
         # New things in memory that was freed too early.
         made = [ffi.Array([[i], ffi.Shape((7, 7, 7))]) for i in range(50)]
         results.append(self.look())
         del made
 
 
-results = []
+results: list[Any] = []
 
 
-def objects():
+def objects() -> None:
     """The garbage collector ran the finalizer of the reference first, then the user's."""
     echo = testing("echo")
 
-    def make():
+    def make() -> None:
         tensor, array = bridge.from_dlpack(np.ones(3)), ffi.Array([1, 2, 3])
         echo(tensor)  # the tensor keeps its object of libtvm_ffi
         function, error = ffi.convert_func(lambda x: x + 1), ffi.Error("ValueError", "still there")
@@ -48,7 +49,7 @@ def objects():
         assert tensor.tolist() == [1, 1, 1]
 
 
-def bound_calls():
+def bound_calls() -> None:
     """The collector took the packed arguments from the call before the finalizer made it."""
     array = ffi.get_global_func("ffi.Array")
     gc.disable()
@@ -68,11 +69,11 @@ def bound_calls():
         assert list(third[0]["key"]) == [1]
 
 
-def shapes():
+def shapes() -> None:
     """The collector freed the object of the Shape before the finalizer passed it."""
     array = ffi.get_global_func("ffi.Array")
 
-    def make(shape):
+    def make(shape: Any) -> None:
         shape.node = Node(lambda: tuple(array(shape)[0]))
 
     gc.disable()

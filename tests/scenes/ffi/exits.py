@@ -6,6 +6,8 @@ import ctypes
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +18,18 @@ from .scene import daemons, raised, testing
 
 
 class Thing:
-    def __del__(self):
+    def __del__(self) -> None:
         pass
 
 
-def fail():
+def fail() -> None:
     raise ValueError("left")
 
 
-LEFT = {
+KEPT: dict[str, Any] = vars(sys)
+"""What a name of `sys` holds is dropped late, after the modules."""
+
+LEFT: dict[str, Callable[[Any], Any]] = {
     "function": lambda thing: ffi.convert_func(lambda: thing),
     "raise": lambda _: raised(ValueError, testing("apply"), fail),
     "global": lambda thing: ffi.register_global_func("dlbridge.left", lambda: thing),
@@ -34,13 +39,13 @@ LEFT = {
 }
 
 
-def left_behind(kind):
-    sys.kept = LEFT[kind](Thing())
-    if callable(sys.kept) and kind != "global":
-        sys.kept()
+def left_behind(kind: Any) -> None:
+    KEPT["kept"] = LEFT[kind](Thing())
+    if callable(KEPT["kept"]) and kind != "global":
+        KEPT["kept"]()
 
 
-def error_of_the_thread():
+def error_of_the_thread() -> None:
     """Without draining it, SIGSEGV."""
 
     class Carried(Exception):
@@ -49,21 +54,21 @@ def error_of_the_thread():
     set_raised(Carried("left behind"))
 
 
-def system_exit():
+def system_exit() -> None:
     testing("apply")(lambda: sys.exit(7))
 
 
-def fault():
+def fault() -> None:
     """libtvm_ffi would replace the handlers of faulthandler."""
     assert ffi.version
     ctypes.string_at(0)
 
 
-def daemons_in_callbacks():
+def daemons_in_callbacks() -> None:
     """tvm_ffi aborts."""
     f = ffi.convert_func(lambda: time.sleep(0.003))
 
-    def work():
+    def work() -> None:
         while True:
             f()
 
@@ -71,12 +76,12 @@ def daemons_in_callbacks():
     time.sleep(0.1)
 
 
-def daemons_that_free_objects():
+def daemons_that_free_objects() -> None:
     """Without `_end_destructors` about one exit of four ends by SIGABRT."""
     sys.setswitchinterval(1e-6)
     keep = ffi.get_global_func("ffi.Array")
 
-    def work():
+    def work() -> None:
         while True:
             keep(np.ones(3)), keep(Thing()), keep(lambda: 1), keep(ffi.readonly(np.ones(3)))
 
@@ -84,10 +89,10 @@ def daemons_that_free_objects():
     time.sleep(0.02)
 
 
-def ignored_failures_in_daemons(library):
+def ignored_failures_in_daemons(library: Any) -> None:
     ignores = ffi.load_module(library).ignores
 
-    def work():
+    def work() -> None:
         ignores(fail)
         while True:
             time.sleep(0.0005)
@@ -97,13 +102,13 @@ def ignored_failures_in_daemons(library):
     time.sleep(0.1)
 
 
-def tensors():
+def tensors() -> None:
     """Lent tensors that callees have kept."""
     keep = ffi.get_global_func("ffi.Array")
-    sys.again = ffi.Array([keep(np.ones(3), np.zeros(2))])
-    ffi.register_global_func("test.kept", lambda: sys.again)
+    KEPT["again"] = ffi.Array([keep(np.ones(3), np.zeros(2))])
+    ffi.register_global_func("test.kept", lambda: KEPT["again"])
 
-    def work():
+    def work() -> None:
         while True:
             keep(np.ones(3))
 
@@ -111,12 +116,12 @@ def tensors():
     time.sleep(0.1)
 
 
-def everything():
+def everything() -> None:
     class Lists:
-        def __init__(self, holder):
+        def __init__(self, holder: Any) -> None:
             self.holder = holder
 
-        def __del__(self):
+        def __del__(self) -> None:
             list(self.holder)
 
     shared = ffi.List()
@@ -134,12 +139,12 @@ def everything():
     pair = Pair(1, 2)
     ffi.register_global_func("test.alive", lambda: (shared, table, array, pair))
     module = ffi.load_module(ffi.library_path.replace("libtvm_ffi.", "libtvm_ffi_testing."))
-    sys.kept = (
+    KEPT["kept"] = (
         *(ffi.StructuralKey([1]), ffi.Shape((1, 2)), ffi.List([1])._move()),
         *(module, module.testing_dll_schema_id_int, holder),
     )
 
-    def work():
+    def work() -> None:
         while True:
             table["again"] = 1
             list(table.items()), repr(array), holder.v_obj, list(ffi.Array(["a longer text"] * 5))

@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import resource
+from typing import Any
 
 from dlbridge import ffi
 
@@ -18,23 +19,23 @@ class Thing:
     """What C knows as an opaque object only."""
 
 
-def values():
+def values() -> None:
     echo = testing("echo")
     for value in (TEXT, 2**100, b"bytes that are not inline", Thing(), lambda: None):
         echo(value)
 
 
-def containers():
+def containers() -> None:
     echo = testing("echo")
     echo([Thing(), TEXT, {"k": [1.5, None]}])
-    changed = ffi.List([TEXT] * 5)
+    changed: ffi.List[Any] = ffi.List([TEXT] * 5)
     changed[1:3] = [ffi.Dict({1: TEXT})]
     list(changed), changed.pop(), changed == [1]
     list(ffi.Map({"key": TEXT}).items())
     echo(ffi.Shape((1, 2)))
 
 
-def objects():
+def objects() -> None:
     base = ffi.object_class("testing.TestObjectBase")
     thing = ffi.object_class("testing.TestObjectPtrHolder")(base(v_str=TEXT)).value
     thing.v_str = TEXT + thing.v_str
@@ -44,7 +45,7 @@ def objects():
     ffi.structural_hash([TEXT, [TEXT]]), ffi.structural_equal([TEXT], TEXT)
 
 
-def refusals():
+def refusals() -> None:
     for wrong in (
         lambda: ffi.object_class("testing.TestCxxKwOnly")(1),
         lambda: setattr(ffi.object_class("testing.TestObjectBase")(), "v_i64", "text"),
@@ -59,7 +60,7 @@ def refusals():
 WORK = {values: 10_000, containers: 3000, objects: 2400, refusals: 2400}
 
 
-def growth(work, times):
+def growth(work: Any, times: Any) -> Any:
     """By how many KiB the process grows while *work* is done so many times."""
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -68,7 +69,7 @@ def growth(work, times):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
 
-def leak():
+def leak() -> None:
     """In a process of its own: the largest size that it had says nothing if it was larger before."""
     testing("nop")
     for work, times in WORK.items():

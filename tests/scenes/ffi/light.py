@@ -10,7 +10,7 @@ HEAVY = {"numpy", "torch", "jax", "tvm_ffi", "importlib.metadata"}
 SLOW = {"dataclasses", "inspect", "pathlib"}
 
 
-def is_light():
+def is_light() -> None:
     assert not (HEAVY | SLOW | {"_cffi_backend"}) & set(sys.modules)
     ffi.get_global_func("ffi.String")("text")
     assert not (HEAVY | SLOW) & set(sys.modules)

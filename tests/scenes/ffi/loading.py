@@ -8,22 +8,24 @@ import gc
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dlbridge import LibraryUnavailable, ffi
+from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.core.plugins.registry import LOADED
 
-from .scene import cffi, raised, testing
+from .scene import raised, testing
 
 
-def refused(*words):
+def refused(*words: Any) -> None:
     """The library that the environment names is refused with these words."""
     error = raised(LibraryUnavailable, getattr, ffi, "version")
     assert all(word in str(error) for word in words), error
 
 
-def mended():
+def mended() -> None:
     """A library that could not be loaded is looked for again."""
     good = os.environ.pop("DLBRIDGE_TVM_FFI_LIB", None)
     os.environ["DLBRIDGE_TVM_FFI_LIB"] = "/no/such/library.so"
@@ -34,10 +36,10 @@ def mended():
     assert ffi.get_global_func("ffi.String")("loaded") == "loaded"
 
 
-def module_stays_loaded(library):
+def module_stays_loaded(library: Any) -> None:
     """Its code frees what its functions return."""
 
-    def loaded():
+    def loaded() -> Any:
         gc.collect()
         return library in Path("/proc/self/maps").read_text()
 
@@ -52,26 +54,26 @@ def module_stays_loaded(library):
     assert loaded()
 
 
-def no_backend_for_other_objects():
+def no_backend_for_other_objects() -> None:
     before = set(LOADED)
     for thing in (type("Anything", (), {})(), decimal):
         assert ffi.convert(thing) is thing
     assert set(LOADED) == before
 
 
-def object_of_a_backend_that_is_off():
+def object_of_a_backend_that_is_off() -> None:
     thing = type("Array", (), {"__module__": "pyopencl.array"})()
     assert ffi.convert(thing) is thing
 
 
-def memmap(path):
+def memmap(path: Any) -> None:
     """A kernel cannot write to one that was opened for reading: that would end the process."""
     apply, x = testing("apply"), np.memmap(path, dtype="f8", mode="r")
     error = raised(BufferError, apply, lambda t: ctypes.memset(t.data_ptr(), 1, 8), x)
     assert "readonly" in str(error)
 
 
-def null_function():
+def null_function() -> None:
     assert ffi.convert(1) == 1  # which loads all
     from dlbridge.ffi._lib import C, address
     from dlbridge.ffi.any import unpack
@@ -83,7 +85,7 @@ def null_function():
         assert "NULL" in str(raised(ValueError, call))
 
 
-def bound_argument_that_moves():
+def bound_argument_that_moves() -> None:
     step = ffi.get_global_func("ffi.ArraySize").bind(array := ffi.Array([1, 2, "on the heap"]))
     ffi.convert_func(lambda value: None)(array._move())
     gc.collect()
@@ -92,8 +94,8 @@ def bound_argument_that_moves():
     assert len(others) == 100
 
 
-def _of_tvm_ffi():
-    sys.modules["torch"] = None  # tvm_ffi would import it; not needed, and slow
+def _of_tvm_ffi() -> Any:
+    sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi would import it; not needed, and slow
     import tvm_ffi
 
     theirs = tvm_ffi.List([1])
@@ -101,23 +103,24 @@ def _of_tvm_ffi():
     return theirs
 
 
-def endless(kind):
+def endless(kind: Any) -> None:
     """C sees another value than the argument: a list that contains itself."""
 
     class Convertible(ffi.ObjectConvertible):
-        def asobject(self):
+        def asobject(self) -> Any:
             return values
 
     values = ffi.List()
     values.append(values)
-    value = {
+    makers: dict[str, Any] = {
         "readonly": lambda: ffi.readonly(values),
         "readonly, inside": lambda: [ffi.readonly(values)],
         "convertible": Convertible,
         "convertible, inside": lambda: {1: Convertible()},
         "tvm_ffi": _of_tvm_ffi,
         "tvm_ffi, inside": lambda: [_of_tvm_ffi()],
-    }[kind]()
+    }
+    value = makers[kind]()
     for call in (
         lambda: ffi.structural_hash(value),
         lambda: ffi.structural_equal(value, value),
@@ -127,7 +130,7 @@ def endless(kind):
         assert str(raised(ValueError, call)) == "a List contains itself"
 
 
-def keys_that_contain_themselves_later():
+def keys_that_contain_themselves_later() -> None:
     a, b = ffi.List(), ffi.List()
     one, other = ffi.StructuralKey(a), ffi.StructuralKey(b)
     a.append(a)

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from dlbridge.ffi.objects import _kept
 from .scene import raised, testing
 
 
-def long_call():
+def long_call() -> None:
     """The call is longer than the test may take: what does not hear the signal fails by that."""
     f = testing("run_check_signal")
     for call in (lambda: f(600), f.bind(600), lambda: testing("apply")(f, 600)):
@@ -30,8 +31,8 @@ def long_call():
     assert _take_raised() is None
 
 
-def callback():
-    def fail():
+def callback() -> None:
+    def fail() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         while True:
             pass
@@ -39,10 +40,10 @@ def callback():
     raised(KeyboardInterrupt, testing("apply"), fail)
 
 
-def dict_that_is_listed():
+def dict_that_is_listed() -> None:
     """The library's own iterator would go on in freed memory."""
 
-    def change(*_):
+    def change(*_: Any) -> None:
         for key in range(300):
             table[1000 + key] = [key]
         for key in range(300):
@@ -52,14 +53,14 @@ def dict_that_is_listed():
     signal.signal(signal.SIGUSR1, change)
     lines, turn = 1, 0
 
-    def local(_frame, _event, _argument):
+    def local(_frame: Any, _event: Any, _argument: Any) -> Any:
         nonlocal lines
         lines += 1
         if lines == turn:
             signal.raise_signal(signal.SIGUSR1)
         return local
 
-    def trace(frame, _event, _argument):
+    def trace(frame: Any, _event: Any, _argument: Any) -> Any:
         return local if frame.f_code.co_filename.endswith("containers.py") else None
 
     expected = [(key, [key]) for key in range(60)]
@@ -83,13 +84,13 @@ class Thing:
     pass
 
 
-def _fail(_value):
+def _fail(_value: Any) -> None:
     raise KeyError
 
 
 thing, function, memory = Thing(), lambda: 1, np.arange(4.0)
 
-WORK = {
+WORK: dict[str, Any] = {
     "function": lambda: ffi.convert_func(function),  # a function object, and its entry in the table
     "convert": lambda: ffi.convert([function, thing]),
     "object": lambda array: array(thing, function),  # a call whose result is an object
@@ -107,20 +108,20 @@ WORK = {
 }
 
 
-def _failed(failing, value):
+def _failed(failing: Any, value: Any) -> None:
     try:  # noqa: SIM105 - a signal would come while `suppress` runs
         failing(value)
     except KeyError:
         pass
 
 
-def _living():
+def _living() -> Any:
     gc.collect()
     counts = map(sys.getrefcount, (thing, function, memory))
     return [len(_callables), len(_kept), *counts]
 
 
-def storm(work, error):
+def storm(work: Any, error: Any) -> None:
     """1000 exceptions of a handler, one at a random moment of each turn.
 
     It leaves nothing behind, and each comes out as itself. Two within the microseconds in which
@@ -138,13 +139,13 @@ def storm(work, error):
     code = WORK[work].__code__
     needed = [given[name] for name in code.co_varnames[: code.co_argcount]]
 
-    def turn():
+    def turn() -> None:
         WORK[work](*needed)
 
     turn()
     before, signals, waiting = _living(), 0, 0
 
-    def handler(_number, frame):
+    def handler(_number: Any, frame: Any) -> None:
         nonlocal signals
         while frame is not None:
             if frame.f_code is code:

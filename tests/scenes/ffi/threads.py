@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+from typing import Any
 
 from dlbridge import ffi
 from dlbridge.ffi import objects
@@ -16,14 +17,14 @@ from dlbridge.ffi import objects
 from .scene import at_once, raised, testing, turns
 
 
-def race(seconds):
+def race(seconds: Any) -> None:
     """The registry, callbacks and errors. Through cffi alone the registry crashes within 4 s."""
     echo, apply, fail = testing("echo"), testing("apply"), testing("test_raise_error")
 
     class Mine(Exception):
         pass
 
-    def work(me):
+    def work(me: Any) -> None:
         chance = random.Random(me)
         for turn in turns(float(seconds)):
             name = f"race.{me}.{chance.randrange(50)}"
@@ -38,7 +39,7 @@ def race(seconds):
             if chance.random() < 0.05:
                 ffi.list_global_func_names()
 
-            def raising(x):
+            def raising(x: Any) -> None:
                 raise Mine(me, x)
 
             assert raised(Mine, apply, raising, name).args == (me, name)
@@ -50,15 +51,15 @@ def race(seconds):
     at_once(*[lambda me=me: work(me) for me in range(4)])
 
 
-def one_wrapper_per_object():
+def one_wrapper_per_object() -> None:
     echo, slot = testing("echo"), [ffi.Error("ValueError", "shared")]
 
-    def look():
+    def look() -> None:
         for _ in range(20000):
             error = slot[0]
             assert echo(error) is error
 
-    def change():
+    def change() -> None:
         for i in range(20000):
             slot[0] = ffi.Error("ValueError", str(i))
 
@@ -67,19 +68,19 @@ def one_wrapper_per_object():
     assert len(objects._wrappers) < 50
 
 
-def traced():
+def traced() -> None:
     """A Python trace function lets other threads in between any two lines."""
     f, echo = ffi.convert_func(lambda x: [x]), testing("echo")
     step = ffi.convert_func(lambda: ffi.Error("ValueError", "a new one")).bind()
     results = []
 
-    def trace(frame, _event, _argument):
+    def trace(frame: Any, _event: Any, _argument: Any) -> Any:
         if frame.f_code.co_name not in ("call", "step", "__call__"):
             return None
         time.sleep(1e-5)  # gives the GIL away
         return trace
 
-    def work(me):
+    def work(me: Any) -> None:
         sys.settrace(trace)
         for i in range(60):
             text = f"thread {me}, turn {i}"
@@ -91,13 +92,14 @@ def traced():
     assert len(set(map(id, results))) == 240
 
 
-def popitem():
+def popitem() -> None:
     sys.setswitchinterval(1e-6)
     for _ in turns(2):
-        table, found = ffi.Dict({i: -i for i in range(10)}), []
+        found: list[Any] = []
+        table = ffi.Dict({i: -i for i in range(10)})
         start = threading.Barrier(2)
 
-        def work(table=table, found=found, start=start):
+        def work(table: Any = table, found: Any = found, start: Any = start) -> None:
             start.wait()
             for _ in range(5):
                 found.append(table.popitem())
@@ -106,12 +108,12 @@ def popitem():
         assert sorted(found) == [(i, -i) for i in range(10)], found
 
 
-def containers():
+def containers() -> None:
     """The library's lists and dicts have no lock."""
     sys.setswitchinterval(1e-5)
     values, table = ffi.List(), ffi.Dict()
 
-    def work(me):
+    def work(me: Any) -> None:
         for turn in turns(4):
             text = f"thread {me}, turn {turn}"
             values.append(text)
@@ -130,13 +132,13 @@ def containers():
     at_once(*[lambda me=me: work(me) for me in range(4)])
 
 
-def fields():
+def fields() -> None:
     sys.setswitchinterval(1e-5)
     testing("nop")
     base = ffi.object_class("testing.TestObjectBase")
     holder = ffi.object_class("testing.TestObjectPtrHolder")(base())
 
-    def work(me):
+    def work(me: Any) -> None:
         for _ in turns(3):
             holder.value = base(v_i64=me, v_str="a text that is on the heap")
             found = holder.value
@@ -147,11 +149,11 @@ def fields():
     at_once(*[lambda me=me: work(me) for me in range(4)])
 
 
-def modules(library):
+def modules(library: Any) -> None:
     """The tables of symbols and of loaded modules have no lock."""
     symbol = testing("get_add_one_c_symbol")()
 
-    def work(me):
+    def work(me: Any) -> None:
         for turn in turns(2):
             ffi.register_system_lib_symbol(f"threads.{me}.{turn % 20}", symbol)
             assert ffi.system_lib(f"threads.{me}.")[str(turn % 20)](1) == 2
@@ -160,7 +162,7 @@ def modules(library):
     at_once(*[lambda me=me: work(me) for me in range(4)])
 
 
-def backtraces():
+def backtraces() -> None:
     """One is read, also by forked children, while a thread updates it."""
     warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside a thread, from 3.12 on
     sys.setswitchinterval(1e-6)
@@ -168,7 +170,7 @@ def backtraces():
     error = ffi.Error("ValueError", "message", texts[0])
     stop = threading.Event()
 
-    def write():
+    def write() -> None:
         while not stop.is_set():
             for text in texts:
                 error.update_backtrace(text)
@@ -189,12 +191,12 @@ def backtraces():
     thread.join()
 
 
-def forks_while_a_mapping_is_listed():
+def forks_while_a_mapping_is_listed() -> None:
     """The children's collector is on, as the parent's is."""
     warnings.simplefilter("ignore")
     values, stop = ffi.Map({key: key for key in range(50)}), threading.Event()
 
-    def work():
+    def work() -> None:
         while not stop.is_set():
             list(values)
 
