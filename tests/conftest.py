@@ -35,3 +35,10 @@ def pytest_collection_modifyitems(items):
         names = {*vars(item.module), *getattr(item, "fixturenames", ())}
         if not STARTERS.isdisjoint(names):
             item.add_marker("programs")
+
+
+def pytest_sessionfinish():
+    """Finalize MPI: workers end without their exit functions, and MPICH would leave a file."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and not mpi.Is_finalized():
+        mpi.Finalize()
