@@ -10,6 +10,7 @@ os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
+import folders
 import hypothesis
 from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
 from not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
@@ -38,7 +39,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_sessionfinish():
-    """Finalize MPI: workers end without their exit functions, and MPICH would leave a file."""
+    """Remove folders, finalize MPI: workers end without their exit functions."""
+    folders.pytest_sessionfinish()
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and not mpi.Is_finalized():
         mpi.Finalize()

@@ -11,12 +11,11 @@ process: the loader knows it by its SONAME. Subprocesses that inherit
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import shutil
 import subprocess
-import tempfile
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -67,7 +66,8 @@ def load(name: str) -> ctypes.CDLL:
 
 def _folder() -> Path:
     if FOLDER not in os.environ:
-        folder = tempfile.mkdtemp(prefix="dlbridge-drivers-")
-        os.environ[FOLDER] = folder
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        sys.path.append(str(HERE.parent / "support"))
+        from folders import new_folder
+
+        os.environ[FOLDER] = new_folder("drivers")
     return Path(os.environ[FOLDER])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
-import shutil
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -21,10 +18,10 @@ def path() -> str:
     if folder := os.environ.get(_FOLDER):
         return str(Path(folder, "libharness.so"))
     from expected import compiler_or_skip  # a process that a parent compiled for needs no pytest
+    from folders import new_folder
 
     compiler = compiler_or_skip(os.environ.get("CC", "gcc"))
-    folder = tempfile.mkdtemp(prefix="dlbridge-harness-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = new_folder("harness")
     target = str(Path(folder, "libharness.so"))
     source = str(Path(__file__).with_name("harness.c"))
     subprocess.run(

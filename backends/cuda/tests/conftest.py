@@ -16,6 +16,7 @@ sys.path[:0] = map(str, (HERE, TESTS / "drivers", TESTS / "support"))  # for cud
 pytest.register_assert_rewrite("suite")  # and all of its modules
 
 from cuda_support import CudaRig  # noqa: E402
+from folders import pytest_sessionfinish  # noqa: E402, F401 - for pytest to find
 from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
 from suite import (  # noqa: E402
     fixtures,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -22,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "support"
 
 import peers
 from expected import backend_or_skip, expected
+from folders import new_folder, pytest_sessionfinish  # noqa: F401 - for pytest to find
 from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
 from not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
 from scripts import run_script
@@ -59,9 +58,7 @@ def pytest_configure(config):
     leave_out("opencl")
     if LAYERS in os.environ or shutil.which("gcc") is None:
         return
-    folder = tempfile.mkdtemp(prefix="dlbridge-opencl-layer-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    library = Path(folder) / "layer.so"
+    library = Path(new_folder("opencl-layer")) / "layer.so"
     source = HERE / "layer" / "layer.c"
     flags = ["-std=gnu17", "-O1", "-g", "-shared", "-fPIC", "-pthread", "-Wall", "-Werror"]
     subprocess.run(["gcc", *flags, "-o", library, source], check=True)

@@ -16,6 +16,7 @@ TESTS = HERE.parents[2] / "tests"
 sys.path[:0] = map(str, (HERE, TESTS / "drivers", TESTS / "support"))  # for rocm_support, suite
 pytest.register_assert_rewrite("suite")  # and all of its modules
 
+from folders import pytest_sessionfinish  # noqa: E402, F401 - for pytest to find
 from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
 from rocm_support import RocmRig  # noqa: E402
 from suite import (  # noqa: E402

@@ -12,7 +12,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import cffi
@@ -24,14 +23,15 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[2] / "tests" / "support")]
 
 from expected import backend_or_skip, expected as is_expected  # noqa: E402 - found by that
+from folders import new_folder, pytest_sessionfinish  # noqa: E402, F401 - for pytest to find
 from frozen import older_objects_are_frozen  # noqa: E402, F401 - for pytest to find
 from held_buffers import allocate, free  # noqa: E402
 from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
 from scripts import finished  # noqa: E402
 from working import leave_out  # noqa: E402
 
-TEMPORARY = tempfile.TemporaryDirectory(prefix="dlbridge-vulkan-")
-LOG = Path(TEMPORARY.name) / "validation.txt"
+TEMPORARY = new_folder("vulkan")
+LOG = Path(TEMPORARY) / "validation.txt"
 
 # Synchronisation is checked inside command buffers and across submissions.
 CHECKS = (
@@ -47,7 +47,7 @@ khronos_validation.log_filename = {LOG}
 
 VALIDATION = {
     "VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation",
-    "VK_LAYER_SETTINGS_PATH": TEMPORARY.name,
+    "VK_LAYER_SETTINGS_PATH": TEMPORARY,
 }
 
 # A loader may go without a layer that it does not find, and say nothing.
@@ -83,10 +83,10 @@ def _drivers() -> list[str]:
 
 def _prepare() -> bool:
     """Set the environment of every VkInstance to come; whether the layer is there."""
-    (Path(TEMPORARY.name) / "vk_layer_settings.txt").write_text(SETTINGS)
+    (Path(TEMPORARY) / "vk_layer_settings.txt").write_text(SETTINGS)
     second = swiftshader()
     if second is not None:
-        driver = Path(TEMPORARY.name) / "swiftshader_icd.json"
+        driver = Path(TEMPORARY) / "swiftshader_icd.json"
         content = {"library_path": str(second), "api_version": "1.3.0"}
         driver.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": content}))
         # The loader lists the last file's devices first, unless it sorts them by
@@ -293,7 +293,7 @@ def _lavapipe():
 def simulated_library(expected):
     """The simulated device of tests/simulated, compiled; or a skip with the reason."""
     compiler = shutil.which(os.environ.get("CC", "gcc"))
-    target = Path(TEMPORARY.name) / "libsimulated.so"
+    target = Path(TEMPORARY) / "libsimulated.so"
     flags = ["-std=gnu17", "-O1", "-g", "-shared", "-fPIC", "-pthread"]
     source = HERE / "simulated" / "simulated.c"
     reason = "" if compiler and _lavapipe() else "needs gcc and lavapipe"
@@ -328,9 +328,9 @@ def simulate(vulkan, simulated_library):
 
     def make(*, also=(), **words):
         number = len(made)
-        library = Path(TEMPORARY.name) / f"libsimulated{number}.so"
+        library = Path(TEMPORARY) / f"libsimulated{number}.so"
         shutil.copy(simulated_library, library)
-        driver = Path(TEMPORARY.name) / f"simulated{number}.json"
+        driver = Path(TEMPORARY) / f"simulated{number}.json"
         content = {"library_path": str(library), "api_version": "1.3.0"}
         driver.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": content}))
         environment = {f"SIMULATED_{name}": str(value) for name, value in words.items()}
