@@ -90,10 +90,14 @@ def foreign_call():
 
 @pytest.fixture
 def run_scene():
-    """Run a scene of tests/scenes/ffi in a process of its own; ``(code or signal, output)``."""
+    """Run a scene of tests/scenes/ffi in a process of its own; ``(code or signal, output)``.
 
-    def run(file, name, *arguments, env=None):
-        done = finished(SCENES / "run.py", f"ffi.{file}", name, *arguments, env=env)
+    The process has imported the FFI, and has not loaded the library. That of *fresh* has not.
+    """
+
+    def run(file, name, *arguments, env=None, fresh=False):
+        program = SCENES / "run.py", f"ffi.{file}", name, *arguments
+        done = finished(*program, env=env, imported=() if fresh else ("numpy", "dlbridge.ffi"))
         code = done.returncode
         return (signal.Signals(-code).name if code < 0 else code), done.stdout + done.stderr
 

@@ -5,11 +5,16 @@ A program of some lines is a function of a file in ``tests/scenes``; a short one
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+from functools import cache
 from pathlib import Path
 
 SUPPORT = Path(__file__).parent
@@ -28,6 +33,61 @@ def environment(
     return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(changes or {})}
 
 
+class ForkServer:
+    """A process that has imported *modules* and used nothing: programs run in forks of it."""
+
+    def __init__(self, *modules: str) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", SUPPORT / "fork_server.py", *modules],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,  # what `select` waits for is in no buffer
+        )
+        atexit.register(self.close)
+
+    def run(
+        self, source: str, arguments: list[str], timeout: float, env: dict[str, str], cwd: Path
+    ) -> subprocess.CompletedProcess[str]:
+        """The process that has run *source*, or the file that the first argument names."""
+        with tempfile.TemporaryDirectory() as folder:
+            outputs = [Path(folder, name) for name in ("out", "err")]
+            for path in outputs:
+                path.touch()
+            asked = {"source": source, "arguments": arguments, "env": env, "cwd": str(cwd)}
+            assert self._process.stdin
+            assert self._process.stdout
+            line = json.dumps({**asked, "outputs": list(map(str, outputs))})
+            self._process.stdin.write(f"{line}\n".encode())
+            child = self._line()
+            if not select.select([self._process.stdout], [], [], timeout)[0]:
+                os.kill(child, signal.SIGKILL)
+                self._line()
+                raise subprocess.TimeoutExpired(arguments or source, timeout)
+            code = self._line()
+            return subprocess.CompletedProcess(
+                arguments, code, *(path.read_text(errors="replace") for path in outputs)
+            )
+
+    def _line(self) -> int:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            raise AssertionError(f"the server of forks has ended: {self._errors.read()}")
+        return int(line)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+fork_server = cache(ForkServer)
+"""The process that has imported these modules, one for all tests of this process."""
+
+
 def finished(
     source: str | Path,
     *arguments: object,
@@ -35,11 +95,19 @@ def finished(
     env: dict[str, str] | None = None,
     paths: tuple[Path | str, ...] = (),
     cwd: Path | None = None,
+    imported: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     """The process that has run *source*, a text or a file.
 
-    It imports from this folder and from *paths*.
+    It imports from this folder and from *paths*. With *imported* it is a fork of a process that has
+    imported these modules and used nothing, which saves a second; not for a program that is about
+    imports.
     """
+    if imported and hasattr(os, "fork"):
+        text = textwrap.dedent(source) if isinstance(source, str) else ""
+        words = [*([] if text else [str(source)]), *map(str, arguments)]
+        where = cwd or Path.cwd()
+        return fork_server(*imported).run(text, words, timeout, environment(env, paths), where)
     # A process in the background may be started with SIGINT ignored, and hands that on.
     prelude = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     program = [str(source)]
@@ -63,13 +131,16 @@ def run_script(
     env: dict[str, str] | None = None,
     paths: tuple[Path | str, ...] = (),
     cwd: Path | None = None,
+    imported: tuple[str, ...] = (),
     silent: bool = False,
 ) -> str:
     """What the script prints; AssertionError if it ends by a signal, an error, or not in time.
 
     A *silent* one writes nothing to stderr.
     """
-    done = finished(source, *arguments, timeout=timeout, env=env, paths=paths, cwd=cwd)
+    done = finished(
+        source, *arguments, timeout=timeout, env=env, paths=paths, cwd=cwd, imported=imported
+    )
     code = done.returncode
     ended = signal.Signals(-code).name if code < 0 else code
     assert ended == 0, f"{ended}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
@@ -78,7 +149,12 @@ def run_script(
 
 
 def run_scene(
-    name: str, *arguments: object, timeout: float = 600, env: dict[str, str] | None = None
+    name: str,
+    *arguments: object,
+    timeout: float = 600,
+    env: dict[str, str] | None = None,
+    imported: tuple[str, ...] = (),
 ) -> str:
     """What the scene ``"file.function"`` prints, with the texts of *arguments*; else as above."""
-    return run_script(SCENES / "run.py", *name.split("."), *arguments, timeout=timeout, env=env)
+    program = SCENES / "run.py", *name.split("."), *arguments
+    return run_script(*program, timeout=timeout, env=env, imported=imported)
