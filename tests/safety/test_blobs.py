@@ -1,6 +1,6 @@
 """50,000 blobs: each deleter is called once, whatever comes in between.
 
-Each case runs in a process of its own, which counts.
+Each case runs in a process of its own, which counts: a fork of one that has imported everything.
 """
 
 from __future__ import annotations
@@ -161,8 +161,17 @@ CASES = {
 }
 
 
-def run(code, *arguments):
-    return run_script(BEGIN + code, *arguments, env={"JAX_PLATFORMS": "cpu"}, silent=True)
+OURS = ("numpy", "dlbridge.core.tensor.tensor", "raw_producer")
+
+
+def run(code, *arguments, libraries=()):
+    return run_script(
+        BEGIN + code,
+        *arguments,
+        env={"JAX_PLATFORMS": "cpu"},
+        imported=(*OURS, *libraries),
+        silent=True,
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -208,8 +217,8 @@ def test_no_deleter_is_called_after_the_end():
     for library in libraries:
         peer(library)
     takers = ["a tensor", "a view", "a capsule", "numpy", *libraries]
-    assert run(EXIT, *takers) == ""
-    assert run(EXIT + EARLY, *takers) == "deleted\n" * len(takers)
+    assert run(EXIT, *takers, libraries=libraries) == ""
+    assert run(EXIT + EARLY, *takers, libraries=libraries) == "deleted\n" * len(takers)
 
 
 DAEMON = """

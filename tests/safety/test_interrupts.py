@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from peers import peer
-from scripts import WITHOUT_TORCH, run_script
+from scripts import run_script
 
 PRELUDE = """
 import gc, signal
@@ -20,10 +20,16 @@ for name in bridge.__all__:  # typing turns an exception while a module loads in
 """
 
 
+def run(code, **environment):
+    """What *code* prints in a fork of a process that has imported what it needs, and not torch."""
+    imported = ("-torch", "numpy", "dlbridge.core.tensor.tensor", "raw_producer", "tvm_ffi")
+    return run_script(code, env=environment, imported=imported)
+
+
 @pytest.mark.parametrize("exception", ["KeyboardInterrupt", "Alarm"])
 def test_imports_delete_the_struct_once(exception):  # C10
     """An interrupt after the owner was made and before it was stored deleted the struct twice."""
-    out = run_script(
+    out = run(
         PRELUDE
         + f"EXCEPTION = {exception}"
         + """
@@ -57,9 +63,8 @@ print(len(deleted_twice), alive)
 def test_the_exchange_table_hands_the_exception_on(exception):  # X9
     """An exception of a handler became SystemError, or a struct stayed lent for ever."""
     peer("tvm_ffi")
-    out = run_script(
-        WITHOUT_TORCH
-        + PRELUDE
+    out = run(
+        PRELUDE
         + f"EXCEPTION = {exception}"
         + """
 import tvm_ffi
@@ -78,7 +83,7 @@ print(len(table._lent))
 
 def test_memory_is_never_without_an_owner():
     """The memory that a backend had allocated was lost before its owner existed."""
-    out = run_script(
+    out = run(
         PRELUDE
         + """
 plugin = bridge.backend("cpu")
@@ -97,7 +102,7 @@ print(plugin.live_allocations() - before)
 @pytest.mark.parametrize("export", ["t.__dlpack__(max_version=(1, 3))", "t.__dlpack__()"])
 def test_a_struct_belongs_to_a_capsule_or_to_nobody(export):  # P47
     """An interrupt after the struct was entered and before the capsule was made kept it for ever."""
-    out = run_script(
+    out = run(
         PRELUDE
         + f"""
 from dlbridge.core.dlpack.exports import _loans
@@ -134,7 +139,7 @@ def test_a_destructor_expects_a_half_made_object(number, monkeypatch):
 
 def test_a_host_view_is_given_back_though_a_handler_raises():
     """At the first instruction of its destructor."""
-    out = run_script(
+    out = run(
         """
 import os
 import sys
@@ -152,14 +157,14 @@ del view
 sys.settrace(None)
 print(len(cut), plugin.live_allocations() - before)
 """,
-        env={"DLBRIDGE_FAKE_SHARED": "1"},
+        DLBRIDGE_FAKE_SHARED="1",
     )
     assert out == "1 0\n"
 
 
 def test_an_import_that_is_cut_off_is_given_back():
     """Right after the backend has given it, and before there is a tensor."""
-    out = run_script(
+    out = run(
         """
 import dlbridge as bridge
 from dlbridge.core.moves import transfer
@@ -175,7 +180,7 @@ except KeyboardInterrupt:
     print("raised")
 print(plugin.live_allocations())
 """,
-        env={"DLBRIDGE_FAKE_SHARED": "1"},
+        DLBRIDGE_FAKE_SHARED="1",
     )
     assert out == "raised\n0\n"
 
@@ -183,9 +188,8 @@ print(plugin.live_allocations())
 def test_the_first_loan_of_a_tensor_is_taken_back():  # X9
     """A handler raised when the struct was lent, and before C had it: it stayed lent."""
     peer("tvm_ffi")
-    out = run_script(
-        WITHOUT_TORCH
-        + """
+    out = run(
+        """
 import tvm_ffi
 import dlbridge as bridge
 from dlbridge.core.interfaces import own_table as table
@@ -215,9 +219,8 @@ print(Raising.raised, len(table._lent))
 def test_a_fork_while_another_thread_exports():
     """The child inherited the lock of a thread that it does not have, and waited for ever."""
     peer("tvm_ffi")
-    out = run_script(
-        WITHOUT_TORCH
-        + """
+    out = run(
+        """
 import os, threading, time
 import tvm_ffi
 import dlbridge as bridge

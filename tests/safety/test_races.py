@@ -6,20 +6,20 @@ import os
 
 import pytest
 from peers import peer
-from scripts import WITHOUT_TORCH, run_script
+from scripts import run_script
 
 import dlbridge as bridge
 from dlbridge.core.plugins import registry
 
 SWITCHING = "import sys; sys.setswitchinterval(1e-6)\n"
+OURS = ("-torch", "numpy", "dlbridge.core.tensor.tensor", "tvm_ffi")
 
 
 def test_the_first_exports_of_one_tensor_in_threads():  # X5
     """Each thread built structs of its own, and the last one freed those of the others."""
     peer("tvm_ffi")
     out = run_script(
-        WITHOUT_TORCH
-        + SWITCHING
+        SWITCHING
         + """
 import threading, numpy as np, tvm_ffi, dlbridge
 from threads import in_threads
@@ -31,7 +31,8 @@ for turn in range(400):
     barrier = threading.Barrier(4)
     wrong = in_threads(convert, 4)
     assert wrong == [], wrong[:3]
-"""
+""",
+        imported=OURS,
     )
     assert out == ""
 
@@ -40,8 +41,7 @@ def test_one_struct_is_lent_once():  # X5
     """Two threads found the same struct free, and the second deletion was a KeyError."""
     peer("tvm_ffi")
     out = run_script(
-        WITHOUT_TORCH
-        + SWITCHING
+        SWITCHING
         + """
 import time, numpy as np, tvm_ffi, dlbridge
 from threads import in_threads
@@ -57,6 +57,7 @@ def work(number):
 assert in_threads(work, 4) == []
 print(len(table._lent))
 """,
+        imported=OURS,
     )
     assert out == "0\n"
 
@@ -141,6 +142,7 @@ while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
     time.sleep(0.01)
 forked.set()
 print(os.waitstatus_to_exitcode(found[1]))
-"""
+""",
+        imported=OURS,
     )
     assert out == "5\n"  # a child that fails ends with 1

@@ -30,7 +30,8 @@ print(len(deleted_twice))
 
 @pytest.mark.parametrize("max_version", [None, (1, 0)])
 def test_a_deleter_called_twice(max_version):
-    out = run_script(f"""
+    out = run_script(
+        f"""
 import gc, weakref
 import numpy as np
 import dlbridge as bridge
@@ -44,5 +45,7 @@ del capsule
 del t
 gc.collect()
 print(bridge.backend("ext_dev").live_allocations())
-""")
+""",
+        imported=("numpy", "dlbridge.core.tensor.tensor", "raw_producer"),
+    )
     assert out == "0\n"
