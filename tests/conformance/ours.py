@@ -1,11 +1,20 @@
-"""Makers of dlbridge's own arrays for the suite: one for each way in which they are exported."""
+"""Makers of dlbridge's own arrays for the suite: one for each way in which they are exported.
+
+Each case runs in a fork of the process that has imported this.
+"""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
+import whole_core  # noqa: F401 - which each case would import
 
 import dlbridge
 from dlbridge import from_dlpack
+
+with suppress(ImportError):
+    import dlbridge_fake  # noqa: F401
 
 __all__ = ["bfloat16", "ext_dev", "from_dlpack", "to_numpy"]
 
