@@ -14,6 +14,7 @@ import pytest
 from expected import backend_or_skip, compiler_or_skip
 from packages import install
 from peers import peer
+from scripts import finished
 
 import dlbridge
 from dlbridge.diagnosis import files, trials
@@ -113,31 +114,28 @@ def test_a_real_driver_is_proposed_before_a_simulator(monkeypatch, tmp_path):
     assert [file.name for file in found] == ["pocl.icd", "oclgrind.icd"]
 
 
-def run(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+COMMAND = "import sys; from dlbridge.cli import main; sys.exit(main())"
+WITHOUT_TORCH = ("-torch", "whole_core", "PIL.Image", "dlbridge.cli")
+"""The demo filters with torch, too, where it is: of no interest here, and two seconds."""
+
+
+def command(*arguments, **environment):
+    return finished(COMMAND, *arguments, env=environment, imported=WITHOUT_TORCH)
 
 
 def test_the_demo_goes_on(beside, tmp_path):
     pillow = peer("PIL.Image")
     pillow.new("RGB", (40, 30), (10, 200, 30)).save(tmp_path / "mine.png")
-    demo = ["dlbridge", "demo", str(tmp_path / "mine.png"), "--output", str(tmp_path / "out.png")]
+    demo = ["demo", str(tmp_path / "mine.png"), "--output", str(tmp_path / "out.png")]
     for mode in ("", "abort"):
         chosen = {"FALSE_DRIVER": mode, "DLBRIDGE_BACKENDS": "cpu,opencl"}
-        done = run(*demo, **chosen)
+        done = command(*demo, **chosen)
         assert done.returncode == 0, done.stderr
         assert "(False Device, False Driver): listed, but its driver fails: " in done.stdout
         assert "filtered by opencl:" in done.stdout
         variable, _, value = done.stdout.partition("leave it out: ")[2].split()[0].partition("=")
     # The way out is one.
-    left = run(*demo, "--expect", "cpu,opencl", **chosen, **{variable: value})
+    left = command(*demo, "--expect", "cpu,opencl", **chosen, **{variable: value})
     assert left.returncode == 0, left.stderr
     assert "fails" not in left.stdout
     assert "filtered by opencl:" in left.stdout
@@ -147,7 +145,7 @@ def test_info_goes_on(beside):
     """After a driver that ends the process as it is asked for its devices."""
     names = ["cpu", "opencl", *dlbridge.backends()[-1:]]  # and the last one, which comes after it
     chosen = {"FALSE_DRIVER": "list", "DLBRIDGE_BACKENDS": ",".join(names)}
-    done = run("dlbridge", "info", "--json", **chosen)
+    done = command("info", "--json", **chosen)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["backends"]
     assert [*found] == names
@@ -155,7 +153,7 @@ def test_info_goes_on(beside):
     assert "SIGABRT: No devices today." in found["opencl"]["reason"]
     # The way out is one.
     variable, _, value = found["opencl"]["reason"].rpartition(" ")[2].partition("=")
-    left = run("dlbridge", "info", "--json", **chosen, **{variable: value})
+    left = command("info", "--json", **chosen, **{variable: value})
     assert json.loads(left.stdout)["backends"]["opencl"]["state"] == "usable"
 
 
@@ -172,7 +170,7 @@ def test_what_the_demo_expects(alone, tmp_path, expect, code, said):
     pillow.new("RGB", (40, 30), (10, 200, 30)).save(tmp_path / "mine.png")
     files = str(tmp_path / "mine.png"), "--output", str(tmp_path / "out.png")
     chosen = {"DLBRIDGE_BACKENDS": "cpu,opencl"}
-    done = run("dlbridge", "demo", *files, "--expect", expect, **chosen)
+    done = command("demo", *files, "--expect", expect, **chosen)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
 
@@ -209,7 +207,15 @@ def test_the_tests_of_such_a_driver_are_left_out(false_driver, tmp_path, expect)
         "DLBRIDGE_BACKENDS": "-opencl",
     }
     tests = f"backends/opencl/tests{'/test_identity.py' if expect else ''}"
-    done = run("pytest", "-q", "-p", "no:cacheprovider", tests, **environment)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
     assert done.returncode == (1 if expect else 0), done.stdout
     if expect:
         assert "BackendUnavailable: opencl: opencl:0 (False Device) fails" in done.stdout
