@@ -9,7 +9,6 @@ ORDERS = ["tvm_ffi first", "dlbridge first"]
 
 # What a scene must not need: the peers, a compiler.
 SCENES = [
-    ("leaks", "leak"),
     ("threads", "race", "5"),
     ("threads", "one_wrapper_per_object"),
     ("threads", "traced"),
@@ -47,8 +46,9 @@ SCENES = [
 OFTEN = {"everything": 3, "daemons_in_callbacks": 3, "daemons_that_free_objects": 16}
 
 
-def test_the_import_and_a_first_call_are_light(run_scene):
-    assert run_scene("light", "is_light", fresh=True) == (0, "")
+@pytest.mark.parametrize("scene", [("light", "is_light"), ("leaks", "leak")], ids=" ".join)
+def test_scene_in_a_fresh_process(run_scene, scene):
+    assert run_scene(*scene, fresh=True) == (0, "")
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=" ".join)

@@ -63,10 +63,10 @@ def dict_that_is_listed() -> None:
     def trace(frame: Any, _event: Any, _argument: Any) -> Any:
         return local if frame.f_code.co_filename.endswith("containers.py") else None
 
-    expected = [(key, [key]) for key in range(60)]
+    expected = [(key, [key]) for key in range(12)]
     while lines >= turn:  # a signal before each line in turn
         turn, lines = turn + 1, 0
-        table = ffi.Dict({key: [key] for key in range(60)})
+        table = ffi.Dict(dict(expected))
         sys.settrace(trace)
         try:
             found = list(table.items())
