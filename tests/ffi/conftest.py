@@ -97,7 +97,9 @@ def run_scene():
 
     def run(file, name, *arguments, env=None, fresh=False):
         program = SCENES / "run.py", f"ffi.{file}", name, *arguments
-        done = finished(*program, env=env, imported=() if fresh else ("numpy", "whole_core", "dlbridge.ffi"))
+        done = finished(
+            *program, env=env, imported=() if fresh else ("numpy", "whole_core", "dlbridge.ffi")
+        )
         code = done.returncode
         return (signal.Signals(-code).name if code < 0 else code), done.stdout + done.stderr
 

@@ -51,6 +51,7 @@ def _set_up(
     sys.path[:] = [first, *filter(None, env["PYTHONPATH"].split(os.pathsep)), *_path]
     # A process in the background may be started with SIGINT ignored, and hands that on.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    globals()["__file__"] = None if source else arguments[0]  # what `multiprocessing` starts again
     if source:
         return compile(source, "<string>", "exec", dont_inherit=True)
     with open(arguments[0], "rb") as file:  # noqa: PTH123

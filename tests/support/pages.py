@@ -21,6 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from scripts import run_script
+
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"^```text output\n(?P<shown>.*?)^```", re.MULTILINE | re.DOTALL)
 CONSOLE = re.compile(r"^```console(?P<kind> sample| slow)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -38,13 +40,15 @@ def has_examples(text: str) -> bool:
     return bool(programs(text) or CONSOLE.search(text))
 
 
+PLAIN = {"COLUMNS": "80", "NO_COLOR": "1"}
+
+
 def run(arguments: list[str], folder: Path) -> str:
     """What a command prints to stdout; CalledProcessError if it fails."""
-    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
     return subprocess.run(
         arguments,
         cwd=folder,
-        env=environment,
+        env={**os.environ, **PLAIN},
         stdout=subprocess.PIPE,
         check=True,
         text=True,
@@ -53,7 +57,7 @@ def run(arguments: list[str], folder: Path) -> str:
     ).stdout
 
 
-def printed(text: str, folder: Path) -> list[str]:
+def printed(text: str, folder: Path, imported: tuple[str, ...] = ()) -> list[str]:
     """What the program of *text* prints before the end of each of its output blocks."""
     parts, position = [], 0
     for number, block in enumerate(SHOWN.finditer(text)):
@@ -63,7 +67,7 @@ def printed(text: str, folder: Path) -> list[str]:
     parts += programs(text[position:])
     script = folder / "examples.py"
     script.write_text("\n".join(parts), encoding="utf-8")
-    output = run([sys.executable, str(script)], folder)
+    output = run_script(script, cwd=folder, env=PLAIN, imported=imported)
     found = []
     for number in range(len(SHOWN.findall(text))):
         one, _, output = output.partition(MARK.format(number))
@@ -78,13 +82,17 @@ def answer(command: str, folder: Path) -> str:
     return run([sys.executable, *words[1:]], folder)
 
 
-def outputs(text: str, folder: Path, *, slow: bool = True) -> list[tuple[re.Match[str], str, bool]]:
+def outputs(
+    text: str, folder: Path, *, slow: bool = True, imported: tuple[str, ...] = ()
+) -> list[tuple[re.Match[str], str, bool]]:
     """Each output that *text* shows, what it is here, and whether the page shows a sample only."""
     found = []
     if programs(text):
         found += [
             (block, output, False)
-            for block, output in zip(SHOWN.finditer(text), printed(text, folder), strict=True)
+            for block, output in zip(
+                SHOWN.finditer(text), printed(text, folder, imported), strict=True
+            )
         ]
     for block in CONSOLE.finditer(text):
         if block["kind"] == " slow" and not slow:
@@ -99,11 +107,14 @@ def same(shown: str, found: str) -> bool:
     return doctest.OutputChecker().check_output(shown, found, doctest.ELLIPSIS)
 
 
-def differences(text: str, folder: Path) -> list[tuple[str, str]]:
-    """Each output that *text* shows and that is another one here, with what it is here."""
+def differences(text: str, folder: Path, imported: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    """Each output that *text* shows and that is another one here, with what it is here.
+
+    The program runs in a fork of a process with the modules *imported*, if any are named.
+    """
     return [
         (match["shown"], output)
-        for match, output, sample in outputs(text, folder, slow=False)
+        for match, output, sample in outputs(text, folder, slow=False, imported=imported)
         if not sample and not same(match["shown"], output)
     ]
 
