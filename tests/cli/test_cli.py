@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from importlib.metadata import entry_points
 
 import pytest
 from packages import install
 from peers import peer
-from scripts import run_script
+from scripts import run_command, run_script
 
 from dlbridge.cli import demo, main
 from dlbridge.cli.explain import LIBRARIES
 
 
-def run(*arguments, cwd=None, backends="cpu,ext_dev"):
-    environment = {**os.environ, "DLBRIDGE_BACKENDS": backends}
+@pytest.fixture(autouse=True)
+def unset(monkeypatch):
+    """`info` and `doctor` would name these."""
     for name in ("DLBRIDGE_EXPECT", "DLBRIDGE_FUZZ_SECONDS", "DLBRIDGE_TEST_HARNESS"):
-        environment.pop(name, None)  # `info` and `doctor` would name these
-    return subprocess.run(
-        [sys.executable, "-m", "dlbridge", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=cwd,
-        check=False,
-    )
+        monkeypatch.delenv(name, raising=False)
+
+
+def run(*arguments, cwd=None, backends="cpu,ext_dev", torch=False):
+    return run_command(*arguments, env={"DLBRIDGE_BACKENDS": backends}, cwd=cwd, torch=torch)
 
 
 @pytest.fixture
@@ -57,7 +52,7 @@ def test_info_names_versions_backends_and_devices():
 
 
 def test_info_with_everything():
-    done = run("info", "-v")
+    done = run("info", "-v", torch=True)
     assert done.returncode == 0, done.stderr
     for part in ("dlbridge-fake 0.1.0", "host_memory_shared", "cores", "libtvm_ffi"):
         assert part in done.stdout
@@ -235,7 +230,7 @@ def test_explain_says_that_a_library_is_not_installed(places, monkeypatch, expla
 def test_demo_writes_the_picture(tmp_path):
     pillow = peer("PIL.Image")
     peer("matplotlib")
-    done = run("demo", cwd=tmp_path)
+    done = run("demo", cwd=tmp_path, torch=True)
     assert done.returncode == 0, done.stderr
     assert "every result equals numpy's, byte by byte" in done.stdout
     assert "ext_dev:1" in done.stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from peers import peer
+from scripts import run_pytest
 
 from dlbridge.cli.conformance import version_of
 from dlbridge.conformance.plugin import read_expected
@@ -21,15 +22,7 @@ PLUGIN = ["-p", "dlbridge.conformance.plugin", "-p", "no:cacheprovider", "-q"]
 
 def run(folder, *arguments, **environment):
     """The exit code and the output of pytest in *folder*."""
-    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *PLUGIN, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_pytest(*PLUGIN, *arguments, paths=(HERE,), cwd=folder, env=environment)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -98,14 +91,9 @@ def test_the_ids_that_are_printed_name_the_rules(repository):
 
 def test_the_last_failures_again(repository):
     options = ["--dlpack-conformance=toy", "-p", "cacheprovider", "-k", "P28 or P29"]
-    arguments = [sys.executable, "-m", "pytest", "-p", "dlbridge.conformance.plugin", *options]
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
     for more, words in (([], "1 failed, 1 passed"), (["--lf"], "1 failed, 116 deselected")):
-        done = subprocess.run(
-            [*arguments, *more], cwd=repository, env=environment, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
-        assert words in done.stdout, done.stdout
+        _, output = run(repository, *options, *more)
+        assert words in output
 
 
 def test_an_expected_file_outside_the_repository(repository, tmp_path_factory):

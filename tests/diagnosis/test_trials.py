@@ -14,7 +14,7 @@ import pytest
 from expected import backend_or_skip, compiler_or_skip
 from packages import install
 from peers import peer
-from scripts import finished
+from scripts import run_command
 
 import dlbridge
 from dlbridge.diagnosis import files, trials
@@ -114,28 +114,19 @@ def test_a_real_driver_is_proposed_before_a_simulator(monkeypatch, tmp_path):
     assert [file.name for file in found] == ["pocl.icd", "oclgrind.icd"]
 
 
-COMMAND = "import sys; from dlbridge.cli import main; sys.exit(main())"
-WITHOUT_TORCH = ("-torch", "whole_core", "PIL.Image", "dlbridge.cli")
-"""The demo filters with torch, too, where it is: of no interest here, and two seconds."""
-
-
-def command(*arguments, **environment):
-    return finished(COMMAND, *arguments, env=environment, imported=WITHOUT_TORCH)
-
-
 def test_the_demo_goes_on(beside, tmp_path):
     pillow = peer("PIL.Image")
     pillow.new("RGB", (40, 30), (10, 200, 30)).save(tmp_path / "mine.png")
     demo = ["demo", str(tmp_path / "mine.png"), "--output", str(tmp_path / "out.png")]
     for mode in ("", "abort"):
         chosen = {"FALSE_DRIVER": mode, "DLBRIDGE_BACKENDS": "cpu,opencl"}
-        done = command(*demo, **chosen)
+        done = run_command(*demo, env=chosen)
         assert done.returncode == 0, done.stderr
         assert "(False Device, False Driver): listed, but its driver fails: " in done.stdout
         assert "filtered by opencl:" in done.stdout
         variable, _, value = done.stdout.partition("leave it out: ")[2].split()[0].partition("=")
     # The way out is one.
-    left = command(*demo, "--expect", "cpu,opencl", **chosen, **{variable: value})
+    left = run_command(*demo, "--expect", "cpu,opencl", env={**chosen, variable: value})
     assert left.returncode == 0, left.stderr
     assert "fails" not in left.stdout
     assert "filtered by opencl:" in left.stdout
@@ -145,7 +136,7 @@ def test_info_goes_on(beside):
     """After a driver that ends the process as it is asked for its devices."""
     names = ["cpu", "opencl", *dlbridge.backends()[-1:]]  # and the last one, which comes after it
     chosen = {"FALSE_DRIVER": "list", "DLBRIDGE_BACKENDS": ",".join(names)}
-    done = command("info", "--json", **chosen)
+    done = run_command("info", "--json", env=chosen)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["backends"]
     assert [*found] == names
@@ -153,7 +144,7 @@ def test_info_goes_on(beside):
     assert "SIGABRT: No devices today." in found["opencl"]["reason"]
     # The way out is one.
     variable, _, value = found["opencl"]["reason"].rpartition(" ")[2].partition("=")
-    left = command("info", "--json", **chosen, **{variable: value})
+    left = run_command("info", "--json", env={**chosen, variable: value})
     assert json.loads(left.stdout)["backends"]["opencl"]["state"] == "usable"
 
 
@@ -170,7 +161,7 @@ def test_what_the_demo_expects(alone, tmp_path, expect, code, said):
     pillow.new("RGB", (40, 30), (10, 200, 30)).save(tmp_path / "mine.png")
     files = str(tmp_path / "mine.png"), "--output", str(tmp_path / "out.png")
     chosen = {"DLBRIDGE_BACKENDS": "cpu,opencl"}
-    done = command("demo", *files, "--expect", expect, **chosen)
+    done = run_command("demo", *files, "--expect", expect, env=chosen)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
 

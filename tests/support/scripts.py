@@ -158,3 +158,30 @@ def run_scene(
     """What the scene ``"file.function"`` prints, with the texts of *arguments*; else as above."""
     program = SCENES / "run.py", *name.split("."), *arguments
     return run_script(*program, timeout=timeout, env=env, imported=imported)
+
+
+def run_pytest(
+    *arguments: object,
+    env: dict[str, str] | None = None,
+    paths: tuple[Path | str, ...] = (),
+    cwd: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """The process that has run ``python -m pytest``, a fork of one that has imported it."""
+    program = "import sys, pytest; sys.exit(pytest.main())"
+    imported = ("numpy", "pytest", "whole_core")
+    return finished(program, *arguments, env=env, paths=paths, cwd=cwd, imported=imported)
+
+
+def run_command(
+    *arguments: object,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    torch: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """The process that has run ``python -m dlbridge``, a fork of one that has imported it.
+
+    The demo filters with torch, too, where it is: two seconds.
+    """
+    program = "import sys; from dlbridge.cli import main; sys.exit(main())"
+    imported = (*(() if torch else ("-torch",)), "numpy", "whole_core", "dlbridge.cli")
+    return finished(program, *arguments, env=env, cwd=cwd, imported=imported)
