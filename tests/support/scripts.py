@@ -149,14 +149,15 @@ def run_script(
 
 
 def run_scene(
-    name: str,
-    *arguments: object,
-    timeout: float = 600,
-    env: dict[str, str] | None = None,
-    imported: tuple[str, ...] = (),
+    name: str, *arguments: object, timeout: float = 600, env: dict[str, str] | None = None
 ) -> str:
-    """What the scene ``"file.function"`` prints, with the texts of *arguments*; else as above."""
-    program = SCENES / "run.py", *name.split("."), *arguments
+    """What the scene ``"file.function"`` prints, with the texts of *arguments*; else as above.
+
+    Those of ``fresh.py`` are about a first import; the others have the core imported.
+    """
+    file, function = name.split(".")
+    imported = () if file == "fresh" else ("numpy", "whole_core")
+    program = SCENES / "run.py", file, function, *arguments
     return run_script(*program, timeout=timeout, env=env, imported=imported)
 
 

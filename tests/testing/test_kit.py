@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 from dlbridge_fake import Fake
+from scripts import run_pytest
 
 import dlbridge.testing
 from dlbridge.testing import BackendTests
@@ -73,10 +74,16 @@ class TestAbsent(BackendTests):
 def test_a_missing_device_skips_unless_it_is_expected(tmp_path, plugins, expected, passes):
     path = tmp_path / "test_absent.py"
     path.write_text(OUTER)
-    command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(path)]
-    command += ["-k", "round_trip or synchronize or host_view", "--rootdir", str(tmp_path)]
-    env = {**os.environ, "DLBRIDGE_EXPECT": expected}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    options = [
+        "-rs",
+        "--tb=line",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "round_trip or synchronize or host_view",
+    ]
+    env = {"DLBRIDGE_EXPECT": expected}
+    done = run_pytest(*options, "--rootdir", tmp_path, path, env=env)
     assert "libabsent.so.1 not found; install the driver" in done.stdout
     assert (done.returncode == 0) is passes
     assert ("skipped" in done.stdout) is passes
