@@ -5,6 +5,7 @@ One call and its message: a row of ``test_messages.py``.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from fractions import Fraction
@@ -119,7 +120,11 @@ def test_the_command_line_and_a_closed_pipe():
     done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"dlbridge {bridge.__version__}\n"
     process = subprocess.Popen(
-        [*command, "info"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "info"],
+        env={**os.environ, "DLBRIDGE_BACKENDS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     process.stdout.close()
     assert process.stderr.read() == ""
