@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from scripts import run_command
 
 from dlbridge.cli.conformance import markdown, version_of
 from dlbridge.conformance import Result, check, worker
@@ -70,14 +69,11 @@ def test_a_line_that_is_not_there():
 
 
 def test_the_command():
-    command = [sys.executable, "-m", "dlbridge", "conformance", "numpy", "--lines", "P3,P40"]
-    out = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout
-    report = json.loads(out)
+    command = ["conformance", "numpy", "--lines", "P3,P40"]
+    report = json.loads(run_command(*command, "--json").stdout)
     assert [each["result"] for each in report["results"]] == ["pass", "fail"]
     assert report["version"].startswith("2.")
-    out = subprocess.run(
-        [*command, "--markdown"], capture_output=True, text=True, check=True
-    ).stdout
+    out = run_command(*command, "--markdown").stdout
     assert "1 pass, 1 fail, 0 crash, 0 not offered" in out
     assert "| P40 | Memory of its own is aligned to 256 bytes | fail |" in out
 

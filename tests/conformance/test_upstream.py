@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from peers import peer
+from scripts import finished
 
 from dlbridge.cli.conformance import version_of
 
@@ -34,9 +33,7 @@ def test_the_script_shows_the_fault(page, tmp_path):
             pytest.skip(f"the page is of {library} {version}, and this is {version_of(library)}")
     script = re.search(r"```python no-run.*\n((?:.*\n)*?)```", text)[1]
     assert "dlbridge" not in script
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = finished(script, cwd=tmp_path)
     if ends := re.search(r"^The process ends: (SIG\w+)\.$", text, re.MULTILINE):
         assert done.returncode == -getattr(signal, ends[1]), done.stderr
         return

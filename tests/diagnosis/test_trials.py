@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,12 +13,10 @@ import pytest
 from expected import backend_or_skip, compiler_or_skip
 from packages import install
 from peers import peer
-from scripts import run_command
+from scripts import ROOT, run_command, run_pytest
 
 import dlbridge
 from dlbridge.diagnosis import files, trials
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +187,7 @@ def test_wrong_values_are_no_refusal(monkeypatch, tmp_path):
 def test_the_tests_of_such_a_driver_are_left_out(false_driver, tmp_path, expect):
     """With the reason, which the end of the run counts; or they fail, where it is expected."""
     (tmp_path / "only.icd").write_text(false_driver.read_text())
-    environment = {
+    env = {
         # No wheel's driver: the false one alone would be left out otherwise.
         "OCL_ICD_VENDORS": str(tmp_path / "only.icd"),
         "DLBRIDGE_EXPECT": expect,
@@ -198,15 +195,7 @@ def test_the_tests_of_such_a_driver_are_left_out(false_driver, tmp_path, expect)
         "DLBRIDGE_BACKENDS": "-opencl",
     }
     tests = f"backends/opencl/tests{'/test_identity.py' if expect else ''}"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    done = run_pytest("-q", "-p", "no:cacheprovider", tests, env=env, cwd=ROOT)
     assert done.returncode == (1 if expect else 0), done.stdout
     if expect:
         assert "BackendUnavailable: opencl: opencl:0 (False Device) fails" in done.stdout

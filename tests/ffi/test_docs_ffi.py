@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from expected import backend_or_skip, compiler_or_skip
-from scripts import ROOT
+from scripts import ROOT, run_script
 
 from dlbridge import ffi
 
@@ -59,15 +59,7 @@ def test_examples(built, peer):
         pytest.skip(f"needs {peer}")
     script = built / f"examples_{peer}.py"
     script.write_text(examples(peer))
-    done = subprocess.run(
-        [sys.executable, script.name],
-        cwd=built,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_script(script, cwd=built)
 
 
 def test_every_block_is_of_a_kind_that_is_run():

@@ -55,13 +55,16 @@ ONE_OF_EACH_MODULE = {ffi._HOMES.get(name, name): name for name in ffi.__all__}.
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_MODULE)
 def test_a_name_of_each_module_alone_in_a_fresh_process(name):
-    run_script(f"""
+    run_script(
+        f"""
         from dlbridge.ffi import {name}
         from dlbridge import ffi
         x = ffi.convert([1, 'text', None, {{'a': 2.5}}])
         assert list(x)[:2] == [1, 'text'] and x[3]['a'] == 2.5, x
         assert ffi.get_global_func('ffi.Array')(3)[0] == 3
-    """)
+    """,
+        imported=("numpy",),
+    )
 
 
 def test_import_loads_nothing_and_any_name_works_after_it():
@@ -78,12 +81,15 @@ def test_import_loads_nothing_and_any_name_works_after_it():
 @pytest.mark.parametrize("name", ["Module", "StructuralKey"])
 def test_the_class_of_a_type_does_not_depend_on_what_was_loaded(name):
     """The library's own types have our classes, also where nobody has named these before."""
-    run_script(f"""
+    run_script(
+        f"""
         from dlbridge.ffi import object_class
         cls = object_class("ffi.{name}")
         from dlbridge import ffi
         assert cls is ffi.{name}, cls
-    """)
+    """,
+        imported=("numpy",),
+    )
 
 
 def test_generated_calls_can_be_read_by_debuggers():

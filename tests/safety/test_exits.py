@@ -7,7 +7,6 @@ nothing on stderr.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -15,8 +14,8 @@ from pathlib import Path
 import pytest
 from expected import backend_or_skip, expected
 from peers import peer
+from scripts import ROOT, finished
 
-ROOT = Path(__file__).resolve().parents[2]
 DRIVERS = str(ROOT / "tests" / "drivers")
 sys.path.append(DRIVERS)
 
@@ -148,10 +147,8 @@ def exits(device: str, holder: str, times: int) -> None:
         holder=expression,
         work=f"bridge.to_device(np.arange(64.0), {device!r})[1:]" if aborts else "make()",
     )
-    paths = [str(ROOT), *map(str, ROOT.glob("backends/*/")), os.environ.get("PYTHONPATH", "")]
+    paths = tuple(ROOT.glob("backends/*/"))
     environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
         "POCL_DEVICES": os.environ.get("POCL_DEVICES", "pthread pthread"),
         "DLBRIDGE_FAKE_SHARED": "1",
         # Without one, Mesa writes to stderr when wgpu begins.
@@ -160,14 +157,7 @@ def exits(device: str, holder: str, times: int) -> None:
     if device == "oneapi:0":
         environment["OCL_ICD_FILENAMES"] = str(INTEL)
     for number in range(times):
-        done = subprocess.run(
-            [sys.executable, "-X", "faulthandler", "-c", code],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = finished(code, env=environment, paths=paths, timeout=120)
         ended = done.returncode, done.stdout, done.stderr
         assert ended == (0, "end\n", ""), f"exit {number}: {ended}"
 

@@ -21,9 +21,6 @@ SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
 SCENES = SUPPORT.parent / "scenes"
 
-WITHOUT_TORCH = 'import sys; sys.modules["torch"] = None\n'
-"""Begins a program with tvm_ffi and without torch, which tvm_ffi imports where it can: 1.5 s."""
-
 
 def environment(
     changes: dict[str, str] | None = None, paths: tuple[Path | str, ...] = ()
@@ -101,7 +98,7 @@ def finished(
 
     It imports from this folder and from *paths*. With *imported* it is a fork of a process that has
     imported these modules and used nothing, which saves a second; not for a program that is about
-    imports.
+    imports. "-torch" says that there is none: tvm_ffi imports it where it can, in 1.5 s.
     """
     if imported and hasattr(os, "fork"):
         text = textwrap.dedent(source) if isinstance(source, str) else ""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 from dlbridge_fake import Fake
-from scripts import run_pytest
+from scripts import finished, run_pytest
 
 import dlbridge.testing
 from dlbridge.testing import BackendTests
@@ -46,11 +44,8 @@ def test_failed_asserts_of_every_part_show_their_values():
 
 def test_without_pytest_the_kit_says_what_to_install():
     code = "import sys; sys.modules['pytest'] = None; import dlbridge.testing"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (
-        "ImportError: dlbridge.testing needs pytest: pip install dlbridge[testing]" in done.stderr
-    )
+    words = "ImportError: dlbridge.testing needs pytest: pip install dlbridge[testing]"
+    assert words in finished(code).stderr
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 from expected import compiler_or_skip
 from peers import peer
+from scripts import finished, run_script
 
 from dlbridge.core._cdefs import ffi
 
@@ -44,9 +44,7 @@ def test_declarations_are_fresh():
     except PackageNotFoundError:
         pytest.skip("apache-tvm-ffi is not installed")
     assert installed == WHEEL, "make setup installs the headers that the declarations are made from"
-    done = subprocess.run(
-        [sys.executable, "cdefs", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = finished(Path("cdefs"), "--check", cwd=ROOT)
     assert done.returncode == 0, done.stdout
 
 
@@ -60,13 +58,7 @@ def test_an_edit_by_hand_is_seen(tmp_path):
         shutil.copy(ROOT / name, tmp_path / name)
     edited = (tmp_path / "cdefs/dlpack.h").read_text().replace("kDLTrn = 18", "kDLTrn = 19")
     (tmp_path / "cdefs/dlpack.h").write_text(edited)
-    done = subprocess.run(
-        [sys.executable, "cdefs", "--check"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = finished(Path("cdefs"), "--check", cwd=tmp_path)
     assert done.returncode == 1
     assert "+  kDLTrn = 18" in done.stdout
 
@@ -133,5 +125,4 @@ def test_loading_needs_no_parser():
     code = (
         "import dlbridge.core._cdefs, sys; print('pycparser' in sys.modules, 'cffi' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    assert run_script(code) == "False False\n"

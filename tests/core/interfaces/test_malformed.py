@@ -6,27 +6,19 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from peers import peer
+from scripts import finished
 
-SUPPORT = str(Path(__file__).parents[2] / "support")
-PATHS = os.pathsep + os.environ.get("PYTHONPATH", "")
 SECONDS = os.environ.get("DLBRIDGE_FUZZ_SECONDS", "5")
 
 
 def test_malformed_structs(tmp_path):  # C10, C12, C16, C18, C23, C24
     peer("tvm_ffi")  # its structs are among the malformed ones
     note = tmp_path / "tried"
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("fuzz_malformed.py"), SECONDS, note],
-        env={**os.environ, "DLBRIDGE_BACKENDS": "cpu,ext_dev", "PYTHONPATH": SUPPORT + PATHS},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    script = Path(__file__).with_name("fuzz_malformed.py")
+    done = finished(script, SECONDS, note, env={"DLBRIDGE_BACKENDS": "cpu,ext_dev"})
     tried = note.read_text() if note.exists() else "nothing"
     assert done.returncode == 0, f"trying {tried}:\n{done.stdout}\n{done.stderr}"
     assert done.stderr == ""
