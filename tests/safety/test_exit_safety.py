@@ -39,7 +39,7 @@ def run(code, *arguments, library="numpy", **environment):
         BEGIN + code,
         *arguments,
         env={"JAX_PLATFORMS": "cpu", **environment},
-        imported=(*absent, *OURS, MODULES[library]),
+        imported=(*absent, MODULES[library], *OURS),
         silent=True,
     )
 
