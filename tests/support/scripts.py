@@ -154,8 +154,8 @@ def run_scene(
     """
     file, function = name.split(".")
     imported = () if file == "fresh" else ("numpy", "whole_core")
-    program = SCENES / "run.py", file, function, *arguments
-    return run_script(*program, timeout=timeout, env=env, imported=imported)
+    words = file, function, *arguments
+    return run_script(SCENES / "run.py", *words, timeout=timeout, env=env, imported=imported)
 
 
 def run_pytest(
