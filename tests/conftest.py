@@ -22,7 +22,10 @@ hypothesis.settings.register_profile("unhurried", deadline=None, suppress_health
 hypothesis.settings.load_profile("unhurried")
 
 
-STARTERS = {"subprocess", "multiprocessing", "finished", "run_script", "run_scene"}
+STARTERS = {
+    *("subprocess", "multiprocessing"),
+    *("finished", "run_script", "run_scene", "run_command", "run_pytest"),
+}
 """A module that has one of these names runs programs in processes of their own."""
 
 
