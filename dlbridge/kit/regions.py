@@ -18,15 +18,10 @@ class Side(NamedTuple):
     """Bytes between runs, outermost first."""
     on_host: bool = False
 
-    def slice(self, index: int) -> Side:
-        """The region without its outer dimension, at *index*."""
-        return self._replace(
-            address=self.address + index * self.strides[0], strides=self.strides[1:]
-        )
-
-    def keep(self, axes: Sequence[int]) -> Side:
-        """The region with these dimensions only."""
-        return self._replace(strides=tuple(self.strides[axis] for axis in axes))
+    def keep(self, axes: Sequence[int], start: int = 0) -> Side:
+        """The region with these dimensions only, *start* bytes on."""
+        steps = tuple(self.strides[axis] for axis in axes)
+        return self._replace(address=self.address + start, strides=steps)
 
 
 def copy_region(
@@ -41,7 +36,7 @@ def copy_region(
     """Queue a copy of *shape* runs of *run_nbytes* bytes, in this place.
 
     One call where the strides form a pitched rectangle or a box; else one call for each slice of
-    the outer dimension, and for each run where runs overlap or lie too far apart.
+    the shortest dimension, and for each run where runs overlap or lie too far apart.
 
     Parameters
     ----------
@@ -72,16 +67,12 @@ def copy_region(
     ):
         driver.copy_box(target, source, shape[0], shape[1], run_nbytes, stream)
     else:
-        for index in range(shape[0]):
-            copy_region(
-                driver,
-                target.slice(index),
-                source.slice(index),
-                shape[1:],
-                run_nbytes,
-                max_pitch,
-                stream,
-            )
+        axis = shape.index(min(shape))
+        left = [*range(axis), *range(axis + 1, len(shape))]
+        rest = [shape[each] for each in left], run_nbytes, max_pitch, stream
+        for index in range(shape[axis]):
+            there, here = (each.keep(left, index * each.strides[axis]) for each in (target, source))
+            copy_region(driver, there, here, *rest)
 
 
 def _is_pitched(target: Side, source: Side, run_nbytes: int, max_pitch: int) -> bool:

@@ -270,9 +270,12 @@ def _by_rectangles(
     (slices, rows), run_nbytes = (1, *region.shape)[-2:], region.run_nbytes
     sides = [(0, *steps)[-2:] for steps in (strides, other)]
     if slices > 1 and any(outer % inner for outer, inner in sides):
-        for index in range(slices):  # OpenCL wants slices of whole rows (OpenCL 3.0, 5.2.4)
-            starts = index * sides[0][0], index * sides[1][0]
-            _rectangle(enqueue, starts, (run_nbytes, rows, 1), sides)
+        # OpenCL wants slices of whole rows (OpenCL 3.0, 5.2.4): as few rectangles as there can be.
+        few = int(rows < slices)
+        rectangle = [(0, steps[1 - few]) for steps in sides]
+        for index in range((slices, rows)[few]):
+            starts = index * sides[0][few], index * sides[1][few]
+            _rectangle(enqueue, starts, (run_nbytes, (rows, slices)[few], 1), rectangle)
     else:
         _rectangle(enqueue, (0, 0), (run_nbytes, rows, slices), sides)
 

@@ -21,7 +21,7 @@ from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.memory import Memory, access, open_views, order, refuse_if_viewed
-from dlbridge.core.tensor.operand import host_array, operand_of, require_compact
+from dlbridge.core.tensor.operand import host_array, operand_of, require_compact, turned
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.layout import compact_strides, merge, reach
@@ -30,7 +30,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Region, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -315,12 +315,34 @@ def copy_elements(target: Operand, source: Operand, progress: Progress | None = 
         return
     if target.dtype.bits < 8 and not _are_whole_bytes(target, source):
         _copy_subbyte(target, source, progress)
-    elif not source.device.is_host:
+        return
+    if not target.contiguous and not target.device.is_host:
+        target, source = _forwards(target, source)
+    if not source.device.is_host:
         (to_host if target.device.is_host else on_device)(target, source, progress)
     elif not target.device.is_host:
         from_host(target, source, progress)
     else:
         copy_host(host_array(target), host_array(source), progress)
+
+
+def _forwards(target: Operand, source: Operand) -> tuple[Operand, Operand]:
+    """Both with their dimensions in the order of *target*'s memory, none of them backwards.
+
+    A backend copies such a region in few calls, and other ones run by run. Where elements overlap,
+    the last one is to stay, and so the order.
+    """
+    steps = target.strides
+    axes = sorted(range(target.ndim), key=lambda axis: abs(steps[axis]), reverse=True)
+    back = {axis for axis in axes if steps[axis] < 0}
+    if not back and axes == list(range(target.ndim)):
+        return target, source
+    there = turned(target, axes, back)
+    size = there.dtype.itemsize
+    shape, (strides,), run = merge(there.shape, [[step * size for step in there.strides]], size)
+    if _nested(shape, strides, run) < len(shape):
+        return target, source
+    return there, turned(source, axes, back)
 
 
 def bytes_of(operand: Operand, start: int, count: int) -> Operand:
@@ -476,20 +498,24 @@ def _with_compact(operand: Operand) -> Layout:
 
 def _calls(plugin: Plugin, shape: list[int], strides: list[list[int]], run: int) -> int:
     """How many calls `copy_strided` makes for a region."""
-    return prod(shape[: len(shape) - _dims_of_one_call(plugin, shape, strides, run)])
+    taken = _axes_of_one_call(plugin, shape, strides, run)
+    return prod(extent for axis, extent in enumerate(shape) if axis not in taken)
 
 
-def _dims_of_one_call(plugin: Plugin, shape: list[int], strides: list[list[int]], run: int) -> int:
-    """How many of the innermost strided dimensions the backend copies in one call."""
+def _axes_of_one_call(
+    plugin: Plugin, shape: list[int], strides: list[list[int]], run: int
+) -> list[int]:
+    """The strided dimensions that the backend copies in one call: the longest that it can."""
     if plugin.copy_strided is None:
-        return 0
-    if any(step <= 0 for side in strides for step in side):
-        return 0
-    most = min(plugin.max_strided_ndim, len(shape))
-    return min(_nested(shape, side, run, most) for side in strides)
+        return []
+    able = [axis for axis in range(len(shape)) if all(side[axis] > 0 for side in strides)]
+    able = sorted(sorted(able, key=shape.__getitem__)[-plugin.max_strided_ndim :])
+    extents = [shape[axis] for axis in able]
+    fits = min(_nested(extents, [side[axis] for axis in able], run) for side in strides)
+    return able[len(able) - fits :]
 
 
-def _nested(shape: list[int], steps: list[int], run: int, most: int) -> int:
+def _nested(shape: Sequence[int], steps: Sequence[int], run: int) -> int:
     """How many of the innermost strided dimensions are as the contract requires of one call.
 
     Each step is at least as long as all that it steps over, so that no runs overlap, and at
@@ -497,13 +523,12 @@ def _nested(shape: list[int], steps: list[int], run: int, most: int) -> int:
     by run.
     """
     extent, inner = run, 0
-    for count in range(most):
-        axis = len(shape) - 1 - count
-        if steps[axis] < max(extent, inner):
+    for count, (length, step) in enumerate(zip(reversed(shape), reversed(steps), strict=True)):
+        if step < max(extent, inner):
             return count
-        inner = steps[axis]
-        extent += (shape[axis] - 1) * inner
-    return most
+        inner = step
+        extent += (length - 1) * inner
+    return len(shape)
 
 
 def region(left: Operand, right: Operand) -> Layout:
@@ -539,11 +564,15 @@ def copy_region(
     *there* and *here* give a side of a call: so many bytes of it, from an offset on.
     """
     shape, sides, run = layout
-    inner = _dims_of_one_call(plugin, shape, sides, run)
-    cut = len(shape) - inner
-    into, taken = (Region(tuple(shape[cut:]), tuple(side[cut:]), run) for side in sides)
-    for position in product(*map(range, shape[:cut])):
-        at, begin = (sum(map(mul, position, side)) for side in sides)
+    inner = _axes_of_one_call(plugin, shape, sides, run)
+    outer = [axis for axis in range(len(shape)) if axis not in inner]
+    into, taken = (
+        Region(tuple(shape[axis] for axis in inner), tuple(side[axis] for axis in inner), run)
+        for side in sides
+    )
+    steps = [[side[axis] for axis in outer] for side in sides]
+    for position in product(*(range(shape[axis]) for axis in outer)):
+        at, begin = (sum(map(mul, position, side)) for side in steps)
         if inner and strided is not None:
             strided(there(at, into.extent), into, here(begin, taken.extent), taken, stream)
         else:

@@ -16,6 +16,8 @@ from .memory import NATIVE_DTYPES, access, counts_elements, host_access
 from .tensor import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     import numpy as np
 
     from dlbridge.core.values.dtypes import DType
@@ -239,6 +241,20 @@ def operand_of_new(tensor: Tensor, memory: Memory, like: Operand) -> Operand:
     operand.stream = use.handle
     operand.is_new = use.used = True
     return operand
+
+
+def turned(operand: Operand, axes: Sequence[int], back: Collection[int]) -> Operand:
+    """The same elements, with the dimensions in the order *axes*, and those of *back* backwards."""
+    found = _new(Operand)
+    for name in Operand.__slots__:
+        setattr(found, name, getattr(operand, name))
+    before = operand.carrier
+    steps = [slice(None, None, -1 if axis in back else 1) for axis in axes]
+    array = found.carrier = before.transpose(axes)[tuple(steps)]
+    found.shape, found.contiguous = array.shape, array.flags.c_contiguous
+    start = (address_of(array) - address_of(before)) // before.itemsize
+    found.byte_offset += start * operand.dtype.itemsize
+    return found
 
 
 def require_compact(operand: Operand) -> None:

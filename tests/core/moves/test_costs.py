@@ -15,6 +15,22 @@ NAME = "costs_of_a_test"
 DEVICE = f"{NAME}:0"
 
 
+class CopiesRegions(Fake):
+    """Counts the calls of its strided copies, each of which takes two strided dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = collections.Counter()
+
+    def copy_strided(self, *given):
+        self.calls["copy"] += 1
+        super().copy_strided(*given)
+
+    def copy_strided_from_host(self, *given):
+        self.calls["from host"] += 1
+        super().copy_strided_from_host(*given)
+
+
 class CopiesRuns:
     """A backend with `SupportsCopy` and no other capability; counts the calls of its copies."""
 
@@ -48,10 +64,28 @@ class CopiesRuns:
 
 
 @pytest.fixture
+def regions(monkeypatch):
+    monkeypatch.setitem(registry._registered, NAME, CopiesRegions)
+    yield bridge.backend(NAME)
+    registry.LOADED.pop(NAME, None)
+
+
+@pytest.fixture
 def plugin(monkeypatch):
     monkeypatch.setitem(registry._registered, NAME, CopiesRuns)
     yield bridge.backend(NAME)
     registry.LOADED.pop(NAME, None)
+
+
+VIEWS = {
+    "backwards": (1, lambda x: x[::-2]),
+    "transposed": (1, lambda x: x.reshape(20, 60)[1:, ::3].T),
+    "transposed, all of it": (0, lambda x: x.reshape(20, 60).T),
+    "backwards in one of two": (1, lambda x: x.reshape(20, 60)[::2, 50:3:-3]),
+    "as it lies": (1, lambda x: x.reshape(20, 60)[::2, 3::3]),
+    "a short one between": (2, lambda x: x.reshape(20, 2, 30)[::2, :, ::7]),
+    "a short one inside": (3, lambda x: x.reshape(10, 3, 2, 20)[::2, :2, :, ::7]),
+}
 
 
 def test_many_short_runs_go_through_the_host(plugin):
@@ -97,3 +131,20 @@ def test_a_strided_target_is_not_made_worse(plugin):
     assert plugin.calls == {"copy": 1000}
     array[:, 3:5] = 7
     assert (bridge.to_device(there, "cpu", like="numpy") == array).all()
+
+
+@pytest.mark.parametrize(("calls", "view"), VIEWS.values(), ids=VIEWS)
+def test_a_target_of_any_order_takes_few_calls(regions, calls, view):
+    """Forwards in the order of memory, and the longest dimensions in one call."""
+    want = np.frombuffer(np.random.default_rng(0).bytes(1200), "u2").view("u1").copy()
+    there = bridge.to_device(want, DEVICE, copy=True)
+    new = np.arange(view(want).size, dtype="u2").astype("u1").reshape(view(want).shape)
+    bridge.copy_(view(there), new)
+    view(want)[...] = new
+    assert (bridge.to_device(there, "cpu", copy=True).numpy() == want).all()
+    assert regions.calls["from host"] == calls
+    other = bridge.to_device(255 - want, DEVICE, copy=True)
+    bridge.copy_(view(there), view(other))
+    view(want)[...] = 255 - view(want)
+    assert (bridge.to_device(there, "cpu", copy=True).numpy() == want).all()
+    assert regions.calls["copy"] == calls

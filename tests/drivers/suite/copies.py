@@ -41,6 +41,12 @@ def test_pitches_that_are_too_long(fake, device):
     assert calls_for(fake, device, (3,), (16,), (10,), 8)[0] == 3
 
 
+def test_the_shortest_dimension_is_cut(fake, device):
+    """Where a region is no box: rectangles over the long dimension, wherever it lies."""
+    assert calls_for(fake, device, (50, 2), (10, 4), (15, 7), 3)[:2] == (0, 2)
+    assert calls_for(fake, device, (2, 50), (307, 6), (407, 8), 3)[:2] == (0, 2)
+
+
 # Between devices ----------------------------------------------------------------
 
 
