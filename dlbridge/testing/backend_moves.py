@@ -169,6 +169,21 @@ class MoveTests(PublicCase):
         dlbridge.copy_(tensor[index], dlbridge.to_device(2 * new, where, copy=True))
         assert np.array_equal(on_host(tensor), want)
 
+    def test_more_runs_than_a_grid_has(self, where: str) -> None:
+        """70,001 runs of one byte at an odd offset: to the device, to the host, and inside."""
+        count = 70_001
+        want = np.frombuffer(random_bytes(3 * count), "u1").copy()
+        tensor = dlbridge.to_device(want, where, copy=True)
+        new = np.frombuffer(random_bytes(count - 1, seed=1), "u1")
+        want[1:-2:3] = new
+        dlbridge.copy_(tensor[1:-2:3], new)
+        assert np.array_equal(on_host(tensor), want), "from the host"
+        assert np.array_equal(on_host(tensor[1:-2:3]), new), "to the host"
+        source = np.frombuffer(random_bytes(2 * count, seed=2), "u1")
+        want[1:-2:3] = source[3::2]
+        dlbridge.copy_(tensor[1:-2:3], dlbridge.to_device(source, where, copy=True)[3::2])
+        assert np.array_equal(on_host(tensor), want), "inside the device"
+
     def test_bytes_around_a_copy_stay(self, where: str) -> None:
         """Copies of single bytes at every place of a few words, from the host and the device."""
         want = numbers((24,), "uint8")

@@ -6,13 +6,15 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
+
 from dlbridge import errors
 from dlbridge.kit.devices import Devices, ThroughHost
 from dlbridge.kit.gate import Gate
 from dlbridge.kit.streams import StreamRules
-from dlbridge.protocol import Allocation, NativeArray, Span
+from dlbridge.protocol import Allocation, NativeArray, Region, Span
 
-from .devices import PIECE, Slot, one_per_gpu
+from .devices import PIECE, Slot, bytes_of, one_per_gpu
 from .handles import Handles
 from .native import WebGPUArray
 
@@ -28,6 +30,7 @@ class WebGPU(Devices, ThroughHost):
     device_type = 15  # kDLWebGPU
     name = "webgpu"
     host_copies_block = True
+    max_strided_ndim = 32
 
     def __init__(self) -> None:
         try:
@@ -107,6 +110,46 @@ class WebGPU(Devices, ThroughHost):
         sources = self._pieces(source)
         for (there, size), (here, _) in zip(self._pieces(target), sources, strict=True):
             self._on(target.device_id, "copying", Slot.copy, (there, here), size)
+
+    def copy_strided(
+        self,
+        target: Span,
+        target_region: Region,
+        source: Span,
+        source_region: Region,
+        stream: int,
+    ) -> None:
+        """Copy a region by way of the host, as WebGPU has no call for one."""
+        shape, _, run = source_region
+        host = np.empty((*shape, run), "u1")
+        self._exchange(source, source_region, host, reads=True)
+        self._exchange(target, target_region, host, reads=False)
+
+    def copy_strided_from_host(
+        self,
+        target: Span,
+        target_region: Region,
+        source: memoryview,
+        source_region: Region,
+        stream: int,
+    ) -> None:
+        """Write to a region, and what lies between again."""
+        self._exchange(target, target_region, bytes_of(source, source_region), reads=False)
+
+    def copy_strided_to_host(
+        self,
+        source: Span,
+        source_region: Region,
+        into: memoryview,
+        into_region: Region,
+        stream: int,
+    ) -> None:
+        """Read a region with what lies between; done on return."""
+        self._exchange(source, source_region, bytes_of(into, into_region), reads=True)
+
+    def _exchange(self, span: Span, region: Region, host: Any, *, reads: bool) -> None:
+        call = "reading a region" if reads else "writing a region"
+        self._on(span.device_id, call, Slot.exchange, (span,), region, host, reads)
 
     def fill(self, target: Span, value: int, stream: int) -> None:
         """Clear on the device, or write the byte from the host."""

@@ -8,9 +8,12 @@ from functools import partial
 from typing import Any, ClassVar, TypeAlias
 from weakref import WeakKeyDictionary
 
-from dlbridge.errors import DeviceMemoryError, ExchangeError
+import numpy as np
 
-__all__ = ["PIECE", "UNIT", "Callback", "Place", "Slot", "one_per_gpu"]
+from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.protocol import Region
+
+__all__ = ["PIECE", "UNIT", "Callback", "Place", "Slot", "bytes_of", "one_per_gpu"]
 
 Place: TypeAlias = tuple[Any, int]  # a buffer, and an offset in it, in bytes
 
@@ -145,10 +148,41 @@ class Slot:
         lib.wgpuBufferUnmap(memory)
         self._staging, self._unfinished = staging, 0
 
+    def exchange(self, place: Place, region: Region, host: Any, reads: bool) -> None:
+        """Read a region into *host*, an array of its bytes, or write it with what lies between.
+
+        In parts of at most a `PIECE`, as a call for each run takes milliseconds.
+        """
+        shape, steps, run = region
+        if region.extent <= PIECE:
+            whole = memoryview(bytearray(region.extent))
+            there = bytes_of(whole, region)
+            self.read(place, whole)
+            if reads:
+                host[...] = there
+            else:
+                there[...] = host
+                self.write(place, whole)
+            return
+        if not shape:  # one long run
+            shape, steps, run, host = (run,), (1,), 1, host[:, None]
+        rows = PIECE // steps[0]
+        for low in range(0, shape[0], max(rows, 1)):
+            part = host[low : low + rows] if rows else host[low]
+            outer = part.shape[: len(shape) - (not rows)]
+            inner = Region(outer, steps[not rows :], run)
+            self.exchange(_at(place, low * steps[0]), inner, part, reads)
+
     def wait(self) -> None:
         """Block until all work is done, by a read: wgpu's own call for that fails (0.32)."""
         last = self.device.create_buffer(size=4, usage="COPY_SRC")
         self.read((last, 0), memoryview(bytearray(4)))
+
+
+def bytes_of(memory: memoryview, region: Region) -> Any:
+    """The bytes of a region in *memory*, as an array of its shape and its runs."""
+    steps = *region.strides, 1
+    return np.ndarray((*region.shape, region.run_nbytes), "u1", memory, strides=steps)
 
 
 def _at(place: Place, start: int) -> Place:

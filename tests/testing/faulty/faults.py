@@ -668,6 +668,14 @@ def pitches_above_1_mib_are_cut(fake, real, target, target_region, source, sourc
     real(target, target_region, source, source_region._replace(strides=strides), stream)
 
 
+@breaks("copy_strided_from_host", "test_more_runs_than_a_grid_has")
+def more_runs_than_a_grid_has(fake, real, target, target_region, source, source_region, stream):
+    """A kernel takes the runs of a dimension, and a grid has 65,535 places in it."""
+    shape = tuple(min(extent, (1 << 16) - 1) for extent in target_region.shape)
+    given = target_region._replace(shape=shape), source, source_region._replace(shape=shape)
+    real(target, *given, stream)
+
+
 # Memory, and what a backend must refuse
 
 
