@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Allocation, Facts, PlainAllocation, Span
 
 __all__ = ["Devices", "HostViews", "ThroughHost"]
@@ -85,11 +85,12 @@ class HostViews(ABC):
         return PlainAllocation(span.data + span.offset, span.nbytes, stream)
 
 
-class ThroughHost(ABC, Facts):
-    """``SupportsCopy``: inside a device by `copy_inside`, between two through host memory.
+PIECE = 16 << 20
+"""Bytes of host memory that a copy between two devices uses at a time."""
 
-    All bytes of one copy are in host memory at once.
-    """
+
+class ThroughHost(ABC, Facts):
+    """``SupportsCopy``: inside a device by `copy_inside`, between two through host memory."""
 
     @abstractmethod
     def copy_inside(self, target: Span, source: Span, stream: int) -> None:
@@ -108,26 +109,20 @@ class ThroughHost(ABC, Facts):
         """Block until the work on *stream* is done; not called with ``host_copies_block``."""
 
     def copy(self, target: Span, source: Span, stream: int) -> None:
-        """Copy on *stream* of the target's device.
-
-        Raises
-        ------
-        dlbridge.errors.DeviceMemoryError
-            If the host has no room for the bytes on their way.
-        """
+        """Copy on *stream* of the target's device."""
         if target.device_id == source.device_id:
             self.copy_inside(target, source, stream)
             return
-        try:
-            host = memoryview(bytearray(source.nbytes))
-        except MemoryError as exc:
-            raise DeviceMemoryError(
-                f"no room in host memory for the {source.nbytes} bytes on their way between "
-                "two devices; copy in smaller pieces"
-            ) from exc
-        self.copy_to_host(source, host, 0)  # dlbridge has waited for all work on that device
-        if not self.host_copies_block:
-            self.synchronize(source.device_id, 0)
-        self.copy_from_host(target, host, stream)
-        if not self.host_copies_block:  # *host* is read until then
-            self.synchronize(target.device_id, stream)
+        host = memoryview(bytearray(min(target.nbytes, PIECE)))
+        for start in range(0, target.nbytes, PIECE):
+            part = host[: target.nbytes - start]
+            there, here = (
+                Span(each.device_id, each.data, each.offset + start, len(part))
+                for each in (target, source)
+            )
+            self.copy_to_host(here, part, 0)  # dlbridge has waited for all work on that device
+            if not self.host_copies_block:
+                self.synchronize(source.device_id, 0)
+            self.copy_from_host(there, part, stream)
+            if not self.host_copies_block:  # *part* is read until then
+                self.synchronize(target.device_id, stream)

@@ -23,7 +23,7 @@ FROM_HOST = 1 << 20
 the backend and the work on the memory again. A longer copy takes much longer than that."""
 
 
-class Vulkan(kit.Devices):
+class Vulkan(kit.Devices, kit.ThroughHost):
     """Tensors in VkBuffers, on every device that a Vulkan 1.2 driver offers.
 
     Parameters
@@ -122,15 +122,10 @@ class Vulkan(kit.Devices):
 
     # --- SupportsCopy, SupportsStridedCopy, SupportsFill ---
 
-    def copy(self, target: Span, source: Span, stream: int) -> None:
-        """Copy by the device; between two of them through mapped or staging memory."""
-        copies.copy(
-            self.devices.at(target),
-            target.offset,
-            self.devices.at(source),
-            source.offset,
-            target.nbytes,
-        )
+    def copy_inside(self, target: Span, source: Span, stream: int) -> None:
+        """Copy by the device."""
+        there, here = self.devices.at(target), self.devices.at(source)
+        copies.copy(there, target.offset, here, source.offset, target.nbytes)
 
     def copy_strided(
         self,

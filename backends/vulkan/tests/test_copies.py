@@ -1,6 +1,7 @@
 """Copies and fills beyond the kit: chunk borders, overlaps, many regions, two devices."""
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -118,7 +119,21 @@ def test_runs_longer_than_a_chunk(each):
     assert each.bytes(target, 3 * run) == want
 
 
-# Bounds
+def test_far_runs_are_read_without_what_lies_between(staged):
+    """20,000 runs, a page apart: 80 MB of host memory for 20 kB, once there were many."""
+    count, step = 20_000, 4096
+    data = allocate(staged, 0, count * step, 256, 0)
+    copies.fill(staged.devices.buffer(data), 0, count * step, 7)
+    into = memoryview(bytearray(count))
+    tracemalloc.start()
+    try:
+        there = side(0, data, 0, (count,), (step,), 1)
+        staged.copy_strided_to_host(*there, into, Region((count,), (1,), 1), 0)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert bytes(into) == b"\7" * count
+    free(staged, 0, data, 0)
 
 
 # Two devices
