@@ -12,7 +12,7 @@ from suite.copies import calls_for
         ((3, 5), (60, 10), (96, 16), 8, (0, 0, 1)),
         ((3, 5), (55, 10), (160, 16), 8, (0, 3, 0)),  # planes that are no whole rows
         ((3, 5), (50, 10), (83, 16), 8, (0, 3, 0)),
-        ((5, 3), (10, 50), (16, 160), 8, (0, 5, 0)),  # the outer dimension is the finer one
+        ((5, 3), (10, 50), (16, 160), 8, (0, 3, 0)),  # the outer dimension is the finer one
         ((1, 5), (7, 10), (3, 16), 8, (0, 1, 0)),  # one plane has no stride
         ((5, 1), (10, 7), (16, 3), 8, (0, 1, 0)),
         ((1, 1), (7, 7), (3, 3), 8, (1, 0, 0)),

@@ -141,7 +141,7 @@ class Device:
             lease.append(Buffer(self, is_foreign=False))
             self._place(lease[0], nbytes, key, is_slot)
         buffer = lease[0]
-        buffer.is_marked = False
+        buffer.is_marked = is_slot  # which others never have
         buffer.nbytes = buffer.descriptor.size = made.nbytes = nbytes
         made.data = buffer.data
         if not is_slot:  # which is nobody's tensor

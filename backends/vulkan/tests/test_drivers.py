@@ -191,8 +191,13 @@ def test_host_import_refusal_takes_no_memory(integrated, pages):
 # Strided copies
 
 
-def test_very_many_short_runs_take_few_submissions(discrete):
-    """A million runs of 4 bytes to the host, or into memory without gaps."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_very_many_short_runs_take_few_submissions(discrete, shared, monkeypatch):
+    """A million runs of 4 bytes to the host, or into memory without gaps.
+
+    Once others had the queue, each slot of the ring took a submission more.
+    """
+    monkeypatch.setattr(discrete.devices[0].queue, "shared", shared)
     count = 1 << 20
     values = np.arange(2 * count, dtype=np.int32)
     data = allocate(discrete, 0, values.nbytes, 256, 0)

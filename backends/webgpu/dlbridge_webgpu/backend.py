@@ -6,8 +6,6 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
-import numpy as np
-
 from dlbridge import errors
 from dlbridge.kit.devices import Devices, ThroughHost
 from dlbridge.kit.gate import Gate
@@ -120,6 +118,8 @@ class WebGPU(Devices, ThroughHost):
         stream: int,
     ) -> None:
         """Copy a region by way of the host, as WebGPU has no call for one."""
+        import numpy as np
+
         shape, _, run = source_region
         host = np.empty((*shape, run), "u1")
         self._exchange(source, source_region, host, reads=True)

@@ -8,8 +8,6 @@ from functools import partial
 from typing import Any, ClassVar, TypeAlias
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Region
 
@@ -181,6 +179,8 @@ class Slot:
 
 def bytes_of(memory: memoryview, region: Region) -> Any:
     """The bytes of a region in *memory*, as an array of its shape and its runs."""
+    import numpy as np
+
     steps = *region.strides, 1
     return np.ndarray((*region.shape, region.run_nbytes), "u1", memory, strides=steps)
 
