@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError
 from dlbridge.kit.limits import pool_limit
 from dlbridge.kit.resources import Resources
 
-from .instance import MemoryType, PhysicalDevice
+from .instance import FD_MEMORY, HOST_MEMORY, MemoryType, PhysicalDevice
 from .library import Objects, check, constant, ffi, load
 from .memory import (
     IN_SLICES,
@@ -64,10 +65,9 @@ class Device:
     """One open device. *index* is its device_id.
 
     *pointer* is the VkDevice; *objects* holds what is this package's to destroy,
-    the VkDevice included if it was opened here; *host_import* says whether
-    VK_EXT_external_memory_host is switched on in it; *export_refusal* why memory of
-    tensors is not allocated for other drivers, empty if it is; *sharing_refusal* why no memory
-    at all can be; *imports_fds* whether VK_KHR_external_memory_fd is switched on.
+    the VkDevice included if it was opened here; *extensions* are switched on in it;
+    *export_refusal* says why memory of tensors is not allocated for other drivers, empty if it
+    is; *sharing_refusal* why no memory at all can be.
     """
 
     def __init__(
@@ -78,12 +78,11 @@ class Device:
         physical: PhysicalDevice,
         pointer: Any,
         queue: Queue,
+        extensions: Collection[str],
         *,
         staged: bool,
-        host_import: bool,
         export_refusal: str,
         sharing_refusal: str,
-        imports_fds: bool = False,
     ) -> None:
         self.index = -1
         """Its number among the devices; given when it is entered there."""
@@ -100,10 +99,10 @@ class Device:
         self.memories: Resources[DeviceMemory] = Resources(DeviceMemory.free)
         self.buffers: Resources[list[Buffer]] = Resources(self._give_back)
         self.table = table
-        self.host_pointer_properties = (
-            self._function("vkGetMemoryHostPointerPropertiesEXT") if host_import else None
-        )
-        self.imports_fds = imports_fds
+        self.imports_fds = FD_MEMORY in extensions
+        self.host_pointer_properties: Any = None
+        if HOST_MEMORY in extensions:
+            self.host_pointer_properties = self._function("vkGetMemoryHostPointerPropertiesEXT")
         self.get_memory_fd: Any = None if sharing_refusal else self._function("vkGetMemoryFdKHR")
         self.export_refusal = export_refusal
         self.sharing_refusal = sharing_refusal

@@ -138,11 +138,10 @@ class Devices:
             physical,
             pointer,
             Queue(objects, pointer, taken[0], physical.queue_family, self._lock),
+            extensions,
             staged=self.staged,
-            host_import=HOST_MEMORY in extensions,
             export_refusal=refusal if self.exportable else ASK,
             sharing_refusal=refusal,
-            imports_fds=FD_MEMORY in extensions,
         )
 
     def adopt(self, handles: Sequence[Any], family: int, lock: Any, host_import: bool) -> Device:
@@ -183,8 +182,8 @@ class Devices:
                 physical,
                 pointer,
                 Queue(objects, pointer, queue, family, lock, shared=True),
+                [HOST_MEMORY] if host_import else [],
                 staged=self.staged,
-                host_import=host_import,
                 export_refusal=ADOPTED,
                 sharing_refusal=ADOPTED,
             )
