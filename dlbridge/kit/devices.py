@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Allocation, Facts, PlainAllocation, Span
 
 __all__ = ["Devices", "HostViews", "ThroughHost"]
@@ -109,17 +109,28 @@ class ThroughHost(ABC, Facts):
         """Block until the work on *stream* is done; not called with ``host_copies_block``."""
 
     def copy(self, target: Span, source: Span, stream: int) -> None:
-        """Copy on *stream* of the target's device."""
+        """Copy on *stream* of the target's device.
+
+        Raises
+        ------
+        dlbridge.errors.DeviceMemoryError
+            If the host has no room for a piece.
+        """
         if target.device_id == source.device_id:
             self.copy_inside(target, source, stream)
             return
-        host = memoryview(bytearray(min(target.nbytes, PIECE)))
+        size = min(target.nbytes, PIECE)
+        try:
+            host = memoryview(bytearray(size))
+        except MemoryError as exc:
+            raise DeviceMemoryError(
+                f"no room in host memory for the {size} bytes that are on their way at a time: "
+                "copies between two devices go through it in pieces; free some"
+            ) from exc
         for start in range(0, target.nbytes, PIECE):
             part = host[: target.nbytes - start]
-            there, here = (
-                Span(each.device_id, each.data, each.offset + start, len(part))
-                for each in (target, source)
-            )
+            here = source._replace(offset=source.offset + start, nbytes=len(part))
+            there = target._replace(offset=target.offset + start, nbytes=len(part))
             self.copy_to_host(here, part, 0)  # dlbridge has waited for all work on that device
             if not self.host_copies_block:
                 self.synchronize(source.device_id, 0)

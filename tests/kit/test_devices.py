@@ -4,8 +4,7 @@ import pytest
 from scripts import run_script
 
 from dlbridge.errors import DeviceError, ExchangeError
-from dlbridge.kit import devices
-from dlbridge.kit.devices import Devices, HostViews, ThroughHost
+from dlbridge.kit.devices import Devices, HostViews
 from dlbridge.kit.order import EventPool
 from dlbridge.protocol import Span, SupportsDeviceInfo, SupportsHostView
 
@@ -67,39 +66,6 @@ def test_a_host_view_that_is_refused_waits_for_nothing():
     with pytest.raises(ExchangeError, match="2000 is out of reach"):
         two.host_view(Span(1, 2000, 20, 4), True, 7)
     assert two.waited == []
-
-
-class Apart(ThroughHost):
-    """Two devices that do not reach each other; the host's memory is used until a wait."""
-
-    def __init__(self):
-        self.memory = bytearray(b"-" * 30), bytearray(range(30))
-        self.queued = []
-
-    def copy_inside(self, target, source, stream):
-        raise AssertionError("the two are not one device")
-
-    def copy_to_host(self, source, into, stream):
-        start, end = source.offset, source.offset + source.nbytes
-        self.queued.append(lambda: into.__setitem__(slice(None), self.memory[1][start:end]))
-
-    def copy_from_host(self, target, source, stream):
-        start, end = target.offset, target.offset + target.nbytes
-        self.queued.append(lambda: self.memory[0].__setitem__(slice(start, end), source))
-
-    def synchronize(self, device_id, stream):
-        while self.queued:
-            self.queued.pop(0)()
-
-
-@pytest.mark.parametrize("nbytes", [1, 9, 10, 11, 20, 25])
-def test_between_two_devices_in_pieces(nbytes, monkeypatch):
-    """Each piece is there before the host's memory is used for the next one."""
-    monkeypatch.setattr(devices, "PIECE", 10)
-    apart = Apart()
-    apart.copy(Span(0, 1, 2, nbytes), Span(1, 1, 3, nbytes), 7)
-    assert apart.memory[0] == b"--" + bytes(range(3, 3 + nbytes)) + b"-" * (28 - nbytes)
-    assert not apart.queued
 
 
 def test_a_child_never_releases_what_is_kept():

@@ -76,6 +76,16 @@ def test_a_copy_in_one_device_is_the_backends():
     assert two.log == [("inside", *inside, 7)]
 
 
+@pytest.mark.parametrize("two", [TwoDevices(), Blocking()], ids=["waited for", "blocking"])
+def test_a_long_copy_goes_in_pieces(two, monkeypatch):
+    """Each is there before the host's memory is used for the next one."""
+    monkeypatch.setattr(through_host, "PIECE", 3)
+    two.memory[1][:], two.memory[2][:] = b"abcdefgh", bytes(8)
+    two.copy(Span(1, 2, 0, 8), Span(0, 1, 0, 8), 7)
+    assert two.memory[2] == b"abcdefgh"
+    assert [entry[0] for entry in two.log].count("from the host") == 3
+
+
 def test_the_host_has_no_room(monkeypatch):
     """An error of dlbridge's, before anything is queued."""
 

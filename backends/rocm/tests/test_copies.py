@@ -9,7 +9,7 @@ from suite.copies import calls_for
     [
         ((5,), (10,), (16,), 8, (0, 1)),
         ((3, 5), (50, 10), (160, 16), 8, (0, 3)),
-        ((5, 3), (10, 50), (16, 160), 8, (0, 5)),  # the outer dimension is the finer one
+        ((5, 3), (10, 50), (16, 160), 8, (0, 3)),  # the outer dimension is the finer one
         ((1, 5), (7, 10), (3, 16), 8, (0, 1)),
         ((1,), (1,), (1,), 8, (1, 0)),
         ((4,), (8,), (3,), 8, (4, 0)),  # runs of the source overlap
