@@ -133,7 +133,7 @@ class WebGPU(Devices, ThroughHost):
         source_region: Region,
         stream: int,
     ) -> None:
-        """Write to a region, and what lies between again."""
+        """Write to a region; of what lies between only the rest of its units."""
         self._exchange(target, target_region, bytes_of(source, source_region), reads=False)
 
     def copy_strided_to_host(

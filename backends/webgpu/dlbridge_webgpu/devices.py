@@ -147,7 +147,7 @@ class Slot:
         self._staging, self._unfinished = staging, 0
 
     def exchange(self, place: Place, region: Region, host: Any, reads: bool) -> None:
-        """Read a region into *host*, an array of its bytes, or write it with what lies between.
+        """Read a region into *host*, an array of its bytes, or write it from there.
 
         In parts of at most a `PIECE`, as a call for each run takes milliseconds.
         """
@@ -160,7 +160,7 @@ class Slot:
                 host[...] = there
             else:
                 there[...] = host
-                self.write(place, whole)
+                self._write_runs(place, whole, region)
             return
         if not shape:  # one long run
             shape, steps, run, host = (run,), (1,), 1, host[:, None]
@@ -170,6 +170,30 @@ class Slot:
             outer = part.shape[: len(shape) - (not rows)]
             inner = Region(outer, steps[not rows :], run)
             self.exchange(_at(place, low * steps[0]), inner, part, reads)
+
+    def _write_runs(self, place: Place, whole: memoryview, region: Region) -> None:
+        """Write the units of a region's runs, and nothing of what lies between them."""
+        buffer, offset = place
+        before = offset % UNIT
+        low, high = _units_of(region, before)
+        if len(low) == 1 and region.extent - before <= high[0]:  # the runs have no gaps
+            self.write(place, whole)
+            return
+        size = before + len(whole) + -(before + len(whole)) % UNIT
+        content = memoryview(bytearray(size))
+        if before or size > len(whole):
+            _check_units(place, len(whole))
+            self.read((buffer, offset - before), content)
+        content[before : before + len(whole)] = whole
+        between = self.device.create_buffer(size=size, usage="COPY_SRC | COPY_DST")
+        self.device.queue.write_buffer(between, 0, content)
+        for first in range(0, len(low), _COMMANDS):
+            encoder = self.device.create_command_encoder()
+            part = slice(first, first + _COMMANDS)
+            for at, end in zip(low[part].tolist(), high[part].tolist(), strict=True):
+                encoder.copy_buffer_to_buffer(between, at, buffer, offset - before + at, end - at)
+            self.submit(encoder)
+        self.wait()  # which frees what wgpu has kept
 
     def wait(self) -> None:
         """Block until all work is done, by a read: wgpu's own call for that fails (0.32)."""
@@ -183,6 +207,23 @@ def bytes_of(memory: memoryview, region: Region) -> Any:
 
     steps = *region.strides, 1
     return np.ndarray((*region.shape, region.run_nbytes), "u1", memory, strides=steps)
+
+
+_COMMANDS = 4096
+"""Copies that are submitted together."""
+
+
+def _units_of(region: Region, before: int) -> tuple[Any, Any]:
+    """Where the units of a region's runs begin and end, *before* bytes behind a whole unit."""
+    import numpy as np
+
+    starts = np.full(1, before, "i8")
+    for extent, step in zip(region.shape, region.strides, strict=True):
+        starts = (starts[:, None] + np.arange(extent) * step).ravel()
+    starts.sort()
+    low, high = starts // UNIT * UNIT, -(-(starts + region.run_nbytes) // UNIT) * UNIT
+    apart = low[1:] > high[:-1]
+    return low[np.r_[True, apart]], high[np.r_[apart, True]]
 
 
 def _at(place: Place, start: int) -> Place:

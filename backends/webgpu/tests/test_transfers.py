@@ -84,6 +84,29 @@ def test_threads_that_write_parts_of_one_unit(webgpu, monkeypatch):
     assert (on_host(there) == np.tile(np.arange(1, 5), 16)).all()
 
 
+@pytest.mark.parametrize("start", [0, 1, 5])
+def test_what_lies_between_the_parts_of_a_copy_is_left_alone(webgpu, monkeypatch, start):
+    """A shader of the user may write the elements between, also in the middle of the copy."""
+    read = Slot.read
+    there = bridge.zeros(240, "uint8", "webgpu:0")
+    words = there[8:].view("uint32")
+
+    def and_then_others_write(self, source, into):
+        read(self, source, into)
+        if len(into) > 4:  # the elements between, whole words of which no copy writes
+            for at in range(start // 4 + 2, 58, 3):
+                self.device.queue.write_buffer(source[0], 8 + 4 * at, b"\x07" * 4)
+
+    monkeypatch.setattr(Slot, "read", and_then_others_write)
+    parts = there[8 + start :].reshape(-1)[: 12 * 18].reshape(18, 12)[:, :3]
+    bridge.copy_(parts, np.full((18, 3), 9, "u1"))
+    monkeypatch.undo()
+    want = np.zeros(232, "u1")
+    want.view("u4")[start // 4 + 2 :: 3] = 0x07070707
+    want[start : start + 12 * 18].reshape(18, 12)[:, :3] = 9
+    assert np.array_equal(on_host(words.view("uint8")), want)
+
+
 @pytest.mark.skipif(not STATM.exists(), reason="needs /proc to see this process's memory")
 @pytest.mark.parametrize("nbytes", [4, 1 << 16])
 def test_uploads_without_a_wait_do_not_pile_up(webgpu, nbytes):
