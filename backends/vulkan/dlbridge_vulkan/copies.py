@@ -250,7 +250,7 @@ def _at(side: Side, low: Sequence[int]) -> Side:
 
 
 def _copy_regions(target: Buffer, source: Buffer, count: int, regions: Any) -> int:
-    """Submit one vkCmdCopyBuffer of *count* *regions* (a C array of VkBufferCopy)."""
+    """Submit a copy of *count* *regions* (a C array of VkBufferCopy)."""
     run, there, here = target.device.lib.vkCmdCopyBuffer, target.buffer, source.buffer
 
     def record(commands: Any) -> None:

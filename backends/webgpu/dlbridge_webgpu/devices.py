@@ -176,7 +176,7 @@ class Slot:
         buffer, offset = place
         before = offset % UNIT
         low, high = _units_of(region, before)
-        if len(low) == 1 and region.extent - before <= high[0]:  # the runs have no gaps
+        if len(low) == 1:  # there are none between
             self.write(place, whole)
             return
         size = before + len(whole) + -(before + len(whole)) % UNIT
