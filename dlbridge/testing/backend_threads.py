@@ -40,11 +40,11 @@ class Owner:
         self.memory = backend.allocate(device_id, 100, 1, device.stream)
 
 def work():
-    # On a slow device not all of it, so that only a deadlock takes as long as the patience.
-    end = time.monotonic() + patience / 4
-    for threshold in [*range(1, 61)] * 3:
+    # On a slow device not all of it: two rounds of 2 ms for each piece of work take 5 s.
+    end = time.monotonic() + patience / 24
+    for threshold in [*range(1, 61)] * 12:
         gc.set_threshold(threshold)
-        for _ in range(20):
+        for _ in range(5):
             Owner()
             device.write(held, 0, b"w" * 100)
             device.read(held, 0, 100)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 from dlbridge_fake import Fake, Stream
@@ -18,6 +14,12 @@ from scripts import run_script
 from dlbridge.errors import BackendUnavailable
 from dlbridge.protocol import Span
 from dlbridge.testing import BackendTests
+from dlbridge.testing.backend_host import HostTests
+from dlbridge.testing.backend_leaks import LeakTests
+from dlbridge.testing.backend_moves import MoveTests
+from dlbridge.testing.backend_process import ProcessTests
+from dlbridge.testing.backend_refusals import LostTests, RefusalTests
+from dlbridge.testing.backend_threads import ThreadTests
 
 NEW = memoryview(b"new!")
 
@@ -211,25 +213,40 @@ def test_with_block_makes_a_stream_current(fake):
     assert fake.current_stream(0) == 0
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"DLBRIDGE_FAKE_SHARED": "1"},
-        {"DLBRIDGE_FAKE_SHARED": "1", "DLBRIDGE_FAKE_DELAY_US": "100"},
-    ],
-    ids=["shared", "shared and late"],
-)
-def test_conformance_of_the_other_kinds(environment):
-    """In a process of its own: the backend reads its environment when it is loaded.
+class Shared:
+    """How the kit gets a device that uses host memory, each piece of work *delay* us late."""
 
-    Late work alone is that of `TestTwoStreams`.
+    name = "ext_dev"
+    delay = 100
+
+    @pytest.fixture
+    def backend(self, monkeypatch):
+        monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
+        monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", str(self.delay))
+        return Fake()
+
+
+class TestSharedMemory(Shared, HostTests, MoveTests, RefusalTests, LostTests, LeakTests):
+    """The parts of the kit that ask for views of the device's memory and for imports.
+
+    To share memory changes the answers to these two questions, and nothing else of the device.
     """
-    kit = Path(__file__).with_name("test_conformance.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", kit]
-    env = {**os.environ, **environment}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
+
+
+class TestSharedMemoryInProcesses(Shared, ThreadTests, ProcessTests):
+    """The rest of them."""
+
+
+@pytest.mark.exhaustive
+class TestSharedWhole(Shared, BackendTests):
+    """All of the kit."""
+
+
+@pytest.mark.exhaustive
+class TestSharedAtOnce(TestSharedWhole):
+    """All of it, on a device whose work is done in the call."""
+
+    delay = 0
 
 
 class TestTwoStreams(BackendTests):
