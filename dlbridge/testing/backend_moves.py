@@ -204,7 +204,7 @@ class MoveTests(PublicCase):
             (np.s_[1:], np.s_[:-1]),
             (np.s_[:-1], np.s_[1:]),
             (np.s_[256:], np.s_[:-256]),
-            (np.s_[::2], np.s_[1::2]),
+            (np.s_[:1024:2], np.s_[1:1024:2]),
             (np.s_[4096:8192], np.s_[:4096]),
         ],
         ids=["one on", "one back", "256 on", "interleaved", "side by side"],
@@ -383,7 +383,7 @@ class ExchangeTests(PublicCase):
 
     def test_moving_leaks_nothing(self, where: str, lives: Lives) -> None:
         """A hundred moves to the device and back free all the memory that they used."""
-        array = numbers((1000,))
+        array = numbers((40, 25))
         for _ in range(100):
             moved = dlbridge.to_device(array, where, copy=True)
             assert np.array_equal(on_host(dlbridge.to_device(moved[::2], where)), array[::2])

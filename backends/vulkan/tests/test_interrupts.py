@@ -44,13 +44,13 @@ def write():
 
 def strided():
     data = allocate(backend, 0, 50_000, 64, 0)
-    gaps, packed = Region((600,), (8,), 4), Region((600,), (4,), 4)
+    gaps, packed = Region((60,), (8,), 4), Region((60,), (4,), 4)
     span = Span(0, data, 0, gaps.extent)
-    backend.copy_strided_from_host(span, gaps, memoryview(content)[:2_400], packed, 0)
-    got = bytearray(2_400)
+    backend.copy_strided_from_host(span, gaps, memoryview(content)[:240], packed, 0)
+    got = bytearray(240)
     backend.copy_strided_to_host(span, gaps, memoryview(got), packed, 0)
     free(backend, 0, data, 0)
-    assert got == content[:2_400], "wrong bytes"
+    assert got == content[:240], "wrong bytes"
 
 def shader():
     data, values = allocate(backend, 0, 400, 64, 0), np.arange(100, dtype="f4")
