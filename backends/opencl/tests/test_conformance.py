@@ -1,42 +1,9 @@
 """The conformance kit on this machine's first OpenCL device."""
 
-from __future__ import annotations
-
-import numpy as np
+from kit import OpenCLKit
 
 from dlbridge.testing import BackendTests
 
-SLOW = """
-__kernel void slow(__global uint *out, uint turns) {
-    uint x = out[0] | 1;
-    for (uint i = 0; i < turns; ++i) { x ^= x << 13; x ^= x >> 17; x ^= x << 5; }
-    out[0] = x;
-}
-"""
 
-
-class TestOpenCL(BackendTests):
-    name = "opencl"
-
-    def make_stream(self, backend, device_id):
-        import pyopencl as cl
-
-        queue = cl.CommandQueue.from_int_ptr(backend.current_stream(device_id), True)
-        return cl.CommandQueue(queue.context, queue.device)
-
-    def slow_work(self, backend, device_id, stream):
-        import pyopencl as cl
-
-        queue = cl.CommandQueue.from_int_ptr(stream, True)
-        simulated = backend.device_info(device_id)["platform"] == "Oclgrind"
-        kernel = cl.Program(queue.context, SLOW).build().slow
-        out = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=4)
-        event = kernel(queue, (1,), None, out, np.uint32(20_000 if simulated else 40_000_000))
-        queue.flush()
-        return kernel, out, event
-
-    def is_done(self, backend, device_id, stream, work):
-        import pyopencl as cl
-
-        *_, event = work
-        return event.command_execution_status == cl.command_execution_status.COMPLETE
+class TestOpenCL(OpenCLKit, BackendTests):
+    """All of it."""

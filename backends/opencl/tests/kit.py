@@ -1,0 +1,55 @@
+"""How the conformance kit gets queues and slow work of OpenCL; `TestHostMemory` has a part of it.
+
+The file is run by its name, over drivers that the layer plays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dlbridge.testing.backend_host import HostTests
+from dlbridge.testing.backend_leaks import LeakTests
+from dlbridge.testing.backend_memory import MemoryTests
+from dlbridge.testing.backend_moves import MoveTests
+from dlbridge.testing.backend_refusals import RefusalTests
+
+SLOW = """
+__kernel void slow(__global uint *out, uint turns) {
+    uint x = out[0] | 1;
+    for (uint i = 0; i < turns; ++i) { x ^= x << 13; x ^= x >> 17; x ^= x << 5; }
+    out[0] = x;
+}
+"""
+
+
+class OpenCLKit:
+    """The hooks."""
+
+    name = "opencl"
+
+    def make_stream(self, backend, device_id):
+        import pyopencl as cl
+
+        queue = cl.CommandQueue.from_int_ptr(backend.current_stream(device_id), True)
+        return cl.CommandQueue(queue.context, queue.device)
+
+    def slow_work(self, backend, device_id, stream):
+        import pyopencl as cl
+
+        queue = cl.CommandQueue.from_int_ptr(stream, True)
+        simulated = backend.device_info(device_id)["platform"] == "Oclgrind"
+        kernel = cl.Program(queue.context, SLOW).build().slow
+        out = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=4)
+        event = kernel(queue, (1,), None, out, np.uint32(20_000 if simulated else 40_000_000))
+        queue.flush()
+        return kernel, out, event
+
+    def is_done(self, backend, device_id, stream, work):
+        import pyopencl as cl
+
+        *_, event = work
+        return event.command_execution_status == cl.command_execution_status.COMPLETE
+
+
+class TestHostMemory(OpenCLKit, HostTests, MemoryTests, MoveTests, RefusalTests, LeakTests):
+    """New memory and host memory in place: what drivers do with them depends on their kind."""
