@@ -17,6 +17,7 @@ pytest.register_assert_rewrite("suite")  # and all of its modules
 
 from cuda_support import CudaRig  # noqa: E402
 from folders import pytest_sessionfinish  # noqa: E402, F401 - for pytest to find
+from nightly import pytest_itemcollected  # noqa: E402, F401 - for pytest to find
 from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
 from suite import (  # noqa: E402
     fixtures,

@@ -14,12 +14,12 @@ from scripts import run_script
 from dlbridge.errors import BackendUnavailable
 from dlbridge.protocol import Span
 from dlbridge.testing import BackendTests
-from dlbridge.testing.backend_host import HostTests
-from dlbridge.testing.backend_leaks import LeakTests
-from dlbridge.testing.backend_moves import MoveTests
-from dlbridge.testing.backend_process import ProcessTests
-from dlbridge.testing.backend_refusals import LostTests, RefusalTests
-from dlbridge.testing.backend_threads import ThreadTests
+from dlbridge.testing.backend_contract import ContractTests
+from dlbridge.testing.backend_copy import CopyTests
+from dlbridge.testing.backend_memory import ExportableTests, MemoryTests, TrimTests
+from dlbridge.testing.backend_moves import ExchangeTests
+from dlbridge.testing.backend_native import NativeTests
+from dlbridge.testing.backend_order import OrderTests, StreamTests
 
 NEW = memoryview(b"new!")
 
@@ -213,11 +213,16 @@ def test_with_block_makes_a_stream_current(fake):
     assert fake.current_stream(0) == 0
 
 
-class Shared:
-    """How the kit gets a device that uses host memory, each piece of work *delay* us late."""
+class TestShared(BackendTests):
+    """On a device that uses host memory, and whose work is late.
+
+    To share memory changes what it says of views and imports, and nothing else.
+    """
 
     name = "ext_dev"
     delay = 100
+    nightly = (ContractTests, MemoryTests, CopyTests, StreamTests, OrderTests, ExchangeTests)
+    nightly += (NativeTests, ExportableTests, TrimTests)
 
     @pytest.fixture
     def backend(self, monkeypatch):
@@ -226,25 +231,9 @@ class Shared:
         return Fake()
 
 
-class TestSharedMemory(Shared, HostTests, MoveTests, RefusalTests, LostTests, LeakTests):
-    """The parts of the kit that ask for views of the device's memory and for imports.
-
-    To share memory changes the answers to these two questions, and nothing else of the device.
-    """
-
-
-class TestSharedMemoryInProcesses(Shared, ThreadTests, ProcessTests):
-    """The rest of them."""
-
-
 @pytest.mark.exhaustive
-class TestSharedWhole(Shared, BackendTests):
-    """All of the kit."""
-
-
-@pytest.mark.exhaustive
-class TestSharedAtOnce(TestSharedWhole):
-    """All of it, on a device whose work is done in the call."""
+class TestSharedAtOnce(TestShared):
+    """The same on a device whose work is done in the call."""
 
     delay = 0
 

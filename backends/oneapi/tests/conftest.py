@@ -11,6 +11,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[2] / "tests" / "support")]
 
 from expected import backend_or_skip, expected  # noqa: E402 - found by the line above
 from frozen import older_objects_are_frozen  # noqa: E402, F401 - for pytest to find
+from nightly import pytest_itemcollected  # noqa: E402, F401 - for pytest to find
 from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
 from working import leave_out  # noqa: E402
 

@@ -7,6 +7,11 @@ import dpctl.memory
 from late import late_copy
 
 from dlbridge.testing import BackendTests
+from dlbridge.testing.backend_contract import ContractTests
+from dlbridge.testing.backend_host import HostTests
+from dlbridge.testing.backend_memory import ExportableTests, MemoryTests, TrimTests
+from dlbridge.testing.backend_native import NativeTests
+from dlbridge.testing.backend_refusals import LostTests, RefusalTests
 
 
 class TestOneAPI(BackendTests):
@@ -30,6 +35,8 @@ class TestOneAPI(BackendTests):
 class TestOutOfOrderQueues(TestOneAPI):
     """The same with streams that are free to change the order of commands, as dpctl's own are."""
 
+    nightly = (ContractTests, MemoryTests, RefusalTests, HostTests, NativeTests, ExportableTests)
+    nightly += (TrimTests, LostTests)
     child_setup = None  # it would show nothing more
 
     def make_stream(self, backend, device_id):

@@ -17,6 +17,7 @@ sys.path[:0] = map(str, (HERE, TESTS / "drivers", TESTS / "support"))  # for roc
 pytest.register_assert_rewrite("suite")  # and all of its modules
 
 from folders import pytest_sessionfinish  # noqa: E402, F401 - for pytest to find
+from nightly import pytest_itemcollected  # noqa: E402, F401 - for pytest to find
 from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
 from rocm_support import RocmRig  # noqa: E402
 from suite import (  # noqa: E402

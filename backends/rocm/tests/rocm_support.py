@@ -2,7 +2,7 @@
 
 import ctypes
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,12 +25,17 @@ __all__ = [
 HERE = Path(__file__).resolve().parent
 
 
-def hip(name, *arguments):
-    """Call a HIP function that the backend does not use; integers are passed as pointers."""
+@cache
+def library():
+    """The runtime of this process, which is looked for in its memory map."""
     from dlbridge_rocm.library import loaded_already
 
-    library = ctypes.CDLL(loaded_already()[0])
-    code = getattr(library, name)(
+    return ctypes.CDLL(loaded_already()[0])
+
+
+def hip(name, *arguments):
+    """Call a HIP function that the backend does not use; integers are passed as pointers."""
+    code = getattr(library(), name)(
         *(ctypes.c_void_p(value) if isinstance(value, int) else value for value in arguments)
     )
     assert code == 0, (name, code)

@@ -1,15 +1,22 @@
 """The conformance kit for each name, at every pace of the simulated driver."""
 
-from suite.conformance import OnePace, SecondDevice, Slow
+from suite.conformance import Delayed, SecondDevice, Strict
+
+from dlbridge.testing.backend_process import ProcessTests
 
 
-class TestROCM(Slow):
+class TestROCM(Delayed):
     name = "rocm"
 
 
-class TestROCMHost(OnePace):
+class TestROCMStrict(Strict):
+    name = "rocm"
+
+
+class TestROCMHost(Delayed):
     name = "rocm_host"
     refuses_writes = False  # HIP has no such right
+    nightly = (ProcessTests,)  # the class is CUDA's, and this is not of the driver
 
 
 class TestROCMSecondDevice(SecondDevice):

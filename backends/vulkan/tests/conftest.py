@@ -26,6 +26,7 @@ from expected import backend_or_skip, expected as is_expected  # noqa: E402 - fo
 from folders import new_folder, pytest_sessionfinish  # noqa: E402, F401 - for pytest to find
 from frozen import older_objects_are_frozen  # noqa: E402, F401 - for pytest to find
 from held_buffers import allocate, free  # noqa: E402
+from nightly import pytest_itemcollected  # noqa: E402, F401 - for pytest to find
 from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
 from scripts import finished  # noqa: E402
 from working import leave_out  # noqa: E402

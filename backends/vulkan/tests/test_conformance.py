@@ -6,6 +6,15 @@ from dlbridge_vulkan.library import load
 from held_buffers import allocate, free
 
 from dlbridge.testing import BackendTests
+from dlbridge.testing.backend_contract import ContractTests
+from dlbridge.testing.backend_copy import CopyTests
+from dlbridge.testing.backend_leaks import LeakTests
+from dlbridge.testing.backend_memory import ExportableTests, MemoryTests, TrimTests
+from dlbridge.testing.backend_moves import ExchangeTests
+from dlbridge.testing.backend_native import NativeTests
+from dlbridge.testing.backend_order import OrderTests, StreamTests
+from dlbridge.testing.backend_refusals import LostTests, RefusalTests
+from dlbridge.testing.backend_threads import ThreadTests
 
 
 class VulkanTests(BackendTests):
@@ -44,9 +53,11 @@ class TestMapped(VulkanTests):
 
 
 class TestSecondDevice(VulkanTests):
-    """The same, on another driver."""
+    """The same, on another driver: what the driver itself does, memory and work."""
 
     device_id = 1
+    nightly = (ContractTests, RefusalTests, StreamTests, ExchangeTests, NativeTests, TrimTests)
+    nightly += (ThreadTests, LeakTests, LostTests)
     child_setup = None  # it was chosen for this process
 
     @pytest.fixture
@@ -55,8 +66,13 @@ class TestSecondDevice(VulkanTests):
 
 
 class TestStaged(VulkanTests):
-    """As on a discrete GPU: everything goes through the staging ring."""
+    """As on a discrete GPU: everything goes through the staging ring.
 
+    So it does on the simulated one, which shows that by the whole kit, without processes of its own.
+    """
+
+    nightly = (ContractTests, MemoryTests, CopyTests, RefusalTests, StreamTests, OrderTests)
+    nightly += (ExchangeTests, NativeTests, ExportableTests, TrimTests, LeakTests, LostTests)
     child_setup = "import os; os.environ['DLBRIDGE_VULKAN_STAGED'] = '1'"
 
     @pytest.fixture
@@ -95,8 +111,13 @@ def test_the_simulated_gpu_is_the_one_that_is_meant(discrete):
 
 
 class TestSimulatedIntegrated(VulkanTests):
-    """An APU with a small carve-out: tensors in the host's cached memory, and imports."""
+    """An APU with a small carve-out: tensors in the host's cached memory, and imports.
 
+    It differs from `TestMapped` in where memory comes from, and in which of it the host reaches.
+    """
+
+    nightly = (ContractTests, RefusalTests, StreamTests, OrderTests, ExchangeTests, NativeTests)
+    nightly += (ThreadTests, LostTests)
     child_setup = None  # its driver is loaded in this process only
 
     @pytest.fixture

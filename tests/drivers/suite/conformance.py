@@ -5,22 +5,39 @@ import gc
 import pytest
 
 from dlbridge.testing import BackendTests
+from dlbridge.testing.backend_contract import ContractTests
+from dlbridge.testing.backend_leaks import LeakTests
+from dlbridge.testing.backend_memory import ExportableTests, TrimTests
+from dlbridge.testing.backend_moves import ExchangeTests
+from dlbridge.testing.backend_native import NativeTests
+from dlbridge.testing.backend_order import StreamTests
 from dlbridge.testing.backend_process import ProcessTests
+from dlbridge.testing.backend_refusals import LostTests, RefusalTests
+from dlbridge.testing.backend_threads import ThreadTests
 
 from .fixtures import PACES
 from .rig import prelude, rig, slow
 
+NOT_BYTES = (
+    ContractTests,
+    RefusalTests,
+    StreamTests,
+    ExchangeTests,
+    NativeTests,
+    LeakTests,
+    LostTests,
+)
+"""The parts that move few bytes, or none."""
 
-class Slow(BackendTests):
+
+class Kit(BackendTests):
     """How the kit gets streams and slow work: a host function that sleeps in the stream."""
 
     @pytest.fixture(autouse=True)
     def _pace(self, pace, pytestconfig):
         self.streams_made = []
-        if pytestconfig.dlbridge_fake is not None:
+        if pytestconfig.dlbridge_fake is not None and self.child_setup is not None:
             self.child_setup = prelude() + "drivers()\n"
-        if pace == "strict":  # an allocation takes a millisecond; other processes have no pace
-            self.allocations, self.child_setup = 1000, None
         yield
         if self.streams_made:
             gc.collect()  # tensors that were made on them
@@ -38,14 +55,27 @@ class Slow(BackendTests):
 
 
 @pytest.mark.parametrize("pace", PACES[:1], indirect=True)
-class OnePace(Slow):
-    """Memory whose copies with the host are the host's own, or those of device memory."""
+class Delayed(Kit):
+    """All work on the device is late."""
 
 
-class SecondDevice(Slow):
-    """Without forks, exits and signals: they are of the process, and its first device shows them."""
+@pytest.mark.parametrize("pace", PACES[1:], indirect=True)
+class Strict(Kit):
+    """Copies with pageable memory are late, too."""
+
+    nightly = (*NOT_BYTES, ExportableTests, TrimTests)
+    allocations = 1000  # one takes a millisecond
+    child_setup = None  # other processes have no pace
+
+
+class SecondDevice(Kit):
+    """Calls are made in the place of the device that they are for.
+
+    Without forks, exits and signals: they are of the process, and its first device shows them.
+    """
 
     device_id = 1
+    nightly = (*NOT_BYTES, ThreadTests)
 
     @pytest.fixture
     def pace(self, two_devices):
