@@ -251,15 +251,21 @@ def copies_between_contexts_go_through_host_memory_in_pieces():
 
 @scene(**APART)
 def strided_copies_between_contexts():
-    """To the host, and from there: two commands for each, of short runs and of rows."""
+    """To the host, and from there: two commands for each, of short runs and of rows.
+
+    Each is longer than a piece, which is smaller here.
+    """
+    from dlbridge_opencl import copies
+
+    copies.CHUNK = 1 << 20
     kinds, rng = ("reads", "writes", "rectangles", "maps"), np.random.default_rng(0)
     other = cl.CommandQueue(cl.Context([own_queue().device]))
     on_host(bridge.to_device(np.zeros(1 << 20, "u1"), "opencl:0", copy=True))
     for shape, view in (
-        (((24 << 20) + 1,), np.s_[::2]),
-        ((96 << 20,), np.s_[::8]),
-        ((4000, 8192), np.s_[:, :4096]),
-        ((4000, 32768), np.s_[:, :4096]),
+        (((3 << 19) + 1,), np.s_[::2]),
+        ((6 << 20,), np.s_[::8]),
+        ((250, 8192), np.s_[:, :4096]),
+        ((250, 32768), np.s_[:, :4096]),
     ):
         content = rng.integers(0, 256, shape, "u1")
         here = bridge.to_device(content, "opencl:0", copy=True)

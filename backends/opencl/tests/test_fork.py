@@ -1,4 +1,7 @@
-"""A forked child: OpenCL says that it cannot be used there, and the child ends at once."""
+"""A forked child: OpenCL says that it cannot be used there, and the child ends at once.
+
+What it drops, and its parent afterwards: `test_fork` of the kit.
+"""
 
 from __future__ import annotations
 
@@ -100,36 +103,3 @@ def test_a_child_is_told(script):
     before = BEFORE["used"] + "import dlbridge_opencl\nhost = bridge.empty(4096, 'uint8').numpy()\n"
     inside = CHILD.format(uses=[*USES])
     assert script(PROGRAM.format(before=before, inside=inside, after="")) == str(len(USES))
-
-
-def test_a_child_drops_what_it_inherited(script):
-    """Tensors, views and arrays of ours, while another thread held our locks."""
-    inside = "del t; gc.collect()\n    assert opencl.live_allocations() >= 1"
-    program = PROGRAM.format(
-        before=BEFORE["used"] + "del array, view\n", inside=inside, after="print(t.numpy)"
-    )
-    script(program)
-
-
-def test_a_child_may_open_what_its_parent_never_opened(script):
-    program = """
-import os, sys
-import numpy as np
-import dlbridge as bridge, dlbridge_opencl
-child = os.fork()
-if not child:
-    t = bridge.to_device(np.arange(9.0), "opencl:0", copy=True)
-    assert (bridge.to_device(t, "cpu").numpy() == np.arange(9.0)).all()
-    sys.exit(0)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    script(program)
-
-
-def test_the_parent_goes_on(script):
-    program = PROGRAM.format(
-        before=BEFORE["used"],
-        inside="pass",
-        after="assert (bridge.to_device(t, 'cpu', copy=True).numpy() == np.arange(1000.0)).all()",
-    )
-    script(program)

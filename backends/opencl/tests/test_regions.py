@@ -132,45 +132,43 @@ def test_many_short_runs_are_few_commands(opencl, layer, make, simulated):
 
 
 TIGHT = """
-import ctypes, os
+import ctypes, os, traceback
 import numpy as np
 import dlbridge as bridge
 
 layer = ctypes.CDLL(os.environ["OPENCL_LAYERS"])
 layer.layer_get.restype = ctypes.c_long
-content = np.random.default_rng(0).integers(0, 256, ({planes}, 16, 8192), "u1")
-there = bridge.to_device(content, "opencl:0", copy=True)
-host = content[..., 4096:]
 
-def refused():
-    return layer.layer_get(b"refused")
+def to_the_host(there, content):
+    got = bridge.to_device(there[..., 4096:], "cpu", copy=True).numpy()
+    assert (got == content[..., 4096:]).all()
 
-before = refused()
-{do}
-assert refused() > before, "the driver accepts it: nothing is shown here"
+def from_the_host(there, content):
+    content[..., 4096:] = 7
+    bridge.copy_(there[..., 4096:], content[..., 4096:])
+    assert (bridge.to_device(there, "cpu", copy=True).numpy() == content).all()
+
+def on_the_device(there, content):
+    got = bridge.to_device(there[..., 4096:], "opencl:0", copy=True)
+    assert (bridge.to_device(got, "cpu", copy=True).numpy() == content[..., 4096:]).all()
+
+for planes in (1, 3):
+    for copy in (to_the_host, from_the_host, on_the_device):
+        content = np.random.default_rng(0).integers(0, 256, (planes, 16, 8192), "u1")
+        there = bridge.to_device(content, "opencl:0", copy=True)
+        before = layer.layer_get(b"refused")
+        try:
+            copy(there, content)
+            assert layer.layer_get(b"refused") > before, "the driver accepts it: nothing is shown"
+        except Exception:
+            print(copy.__name__, planes, traceback.format_exc())
 """
 
 
-COPIES = {
-    "to the host": """
-got = bridge.to_device(there[..., 4096:], 'cpu', copy=True).numpy()
-assert (got == host).all()""",
-    "from the host": """
-host[:] = 7
-bridge.copy_(there[..., 4096:], host)
-assert (bridge.to_device(there, 'cpu', copy=True).numpy() == content).all()""",
-    "on the device": """
-got = bridge.to_device(there[..., 4096:], 'opencl:0', copy=True)
-assert (bridge.to_device(got, 'cpu', copy=True).numpy() == host).all()""",
-}
-
-
-@pytest.mark.parametrize("planes", [1, 3])
-@pytest.mark.parametrize("do", COPIES)
 @pytest.mark.parametrize("kind", [{}, {"gpu": 1, "unified": 0}], ids=["cpu", "gpu"])
-def test_a_rectangle_that_the_driver_refuses_is_copied_in_parts(script, do, planes, kind):
+def test_rectangles_that_the_driver_refuses_are_copied_in_parts(script, kind):
     """NVIDIA's driver refuses some that OpenCL allows: the copy was a DeviceError."""
-    script(TIGHT.format(do=COPIES[do], planes=planes), tight=1, **kind)
+    assert script(TIGHT, tight=1, **kind) == ""
 
 
 SHARED = {

@@ -65,7 +65,7 @@ def test_a_transposed_image_both_ways(each, monkeypatch, itemsize, limit):
     With more runs than that the host takes part, where the target has no gaps.
     """
     monkeypatch.setattr(copies, "MAX_REGIONS", limit)
-    backend, rows, columns = each.backend, 23, 31
+    backend, rows, columns = each.backend, 9, 11
     image = np.frombuffer(noise(rows * columns * itemsize), f"V{itemsize}").reshape(rows, columns)
     flat = image.tobytes()
     row = (columns * itemsize, itemsize)

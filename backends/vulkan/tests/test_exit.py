@@ -1,4 +1,4 @@
-"""The end of a process: work still queued, tensors still alive, forks."""
+"""The end of a process and of a forked child, beyond the kit's scenes: shaders, imports, threads."""
 
 import os
 
@@ -20,7 +20,6 @@ def work(repeats, data=data):
 
 SCENES = {
     "work is queued": "work(60)",
-    "a tensor is alive": "keep = data",
     "a tensor is freed while the interpreter ends": """
 class Owner:
     def __init__(self, memory): self.memory = memory
@@ -42,7 +41,6 @@ address = np.frombuffer(pages, "u1").__array_interface__["data"][0]
 imported, _ = import_host(backend, 0, address, 8192, False)
 work(60, imported)
 """,
-    "an exception ends it": "work(30); print('ok', flush=True); raise SystemExit(0)",
     "the device is closed first": "free(backend, 0, data, 0); backend.close_device(0)",
     "threads free at once": """
 import threading

@@ -8,7 +8,7 @@ import pytest
 from scripts import finished
 
 START = """
-import gc, os, sys, threading, time
+import gc, os, sys
 import numpy as np
 import dlbridge as bridge
 tensor = bridge.to_device(np.arange(1000, dtype="float32"), "webgpu:0")
@@ -54,19 +54,6 @@ try:
     bridge.to_device(tensor, "cpu")
 except bridge.DeviceLost:
     pass
-""",
-    "threads are at work": """
-def forever():
-    while True:
-        bridge.to_device(bridge.to_device(np.ones(100_000), "webgpu:0"), "cpu")
-def quietly():
-    try:
-        forever()
-    except bridge.Error:  # no work is taken any more
-        pass
-for _ in range(3):
-    threading.Thread(target=quietly, daemon=True).start()
-time.sleep(0.3)
 """,
     "a finalizer of the last moment": """
 class Owner:
