@@ -219,12 +219,13 @@ def test_devices_without_usm_keep_their_number(devices):
         backend.allocate(2, 100, 256, 0)
 
 
-def test_info_and_names(oneapi):
+def test_info_and_names(oneapi, monkeypatch):
     info = oneapi.device_info(0)
     assert info["memory"] > 0
     assert info["filter"] == oneapi.devices[0].filter_string
     word = info["name"].split()[0]
     assert str(bridge.zeros(1, "u1", f"oneapi:{word}").device) == "oneapi:0"
+    monkeypatch.setenv("DLBRIDGE_BACKENDS", "cpu,oneapi")
     command = [sys.executable, "-m", "dlbridge", "info"]
     report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert re.search(rf"^oneapi:0 +{re.escape(info['name'])}", report, re.MULTILINE)

@@ -38,7 +38,8 @@ def test_a_gpu_of_several_apis_is_one_device(listed, kept):
     assert [each.info["device"] for each in found] == kept
 
 
-def test_info_lists_the_device(webgpu):
+def test_info_lists_the_device(webgpu, monkeypatch):
+    monkeypatch.setenv("DLBRIDGE_BACKENDS", "cpu,webgpu")
     done = subprocess.run(
         [sys.executable, "-m", "dlbridge", "info", "-v"], capture_output=True, text=True, check=True
     )

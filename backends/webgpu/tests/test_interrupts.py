@@ -37,9 +37,14 @@ print("the end")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no timer that sends signals")
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (2, 3))]
+)
 def test_a_storm_of_signals_hangs_nothing(webgpu, seed):
-    """wgpu's own waits, by threading.Event, hung in half of such processes."""
+    """wgpu's own waits, by threading.Event, hung in half of such processes.
+
+    That dlbridge has none of these waits, the test below shows each time.
+    """
     assert run_script(STORM, seed) == "the end\n"
 
 

@@ -2,8 +2,8 @@
 
 A fault is the simulated device of dlbridge-fake with one mistake of an author: the docstring
 says which. ``@breaks("fill", "test_fill")`` is one in a member: the function gets the backend, the
-sound member and its arguments, and stands for the member. ``@found_by("test_fork")`` is one that
-needs a class. `FAULTS` has them all.
+sound member and its arguments, and stands for the member. Where that is one expression, it is one of
+`ROWS`. ``@found_by("test_fork")`` is one that needs a class. `FAULTS` has them all.
 """
 
 from __future__ import annotations
@@ -343,28 +343,10 @@ def writes_it_all(fake, real, target, source, stream):
     real(whole, memoryview(content), stream)
 
 
-@breaks("copy_from_host", "test_copy_into_a_view")
-def upload_forgets_offset(fake, real, target, source, stream):
-    """Bytes from the host always go to the beginning."""
-    real(cut(fake, target, 0), source, stream)
-
-
-@breaks("copy_to_host", "test_strided_both_ways")
-def download_forgets_offset(fake, real, source, into, stream):
-    """Bytes to the host always come from the beginning."""
-    real(cut(fake, source, 0), into, stream)
-
-
 @breaks("copy_to_host", "test_offsets_of_views")
 def download_forgets_small_offset(fake, real, source, into, stream):
-    """The same where the offset is small."""
+    """Bytes to the host come from the beginning where the offset is small."""
     real(cut(fake, source, 0) if source.offset < 4 else source, into, stream)
-
-
-@breaks("fill", "test_fill")
-def fill_forgets_offset(fake, real, target, value, stream):
-    """A fill always begins at the beginning."""
-    real(cut(fake, target, 0), value, stream)
 
 
 @breaks("copy", "test_copy_inside")
@@ -609,23 +591,11 @@ def one_byte_too_many_of_packed(fake, real, *given):
 
 
 @breaks("fill", "test_fill")
-def fill_ignores_value(fake, real, target, value, stream):
-    """Memory is always filled with zeros."""
-    real(target, 0, stream)
-
-
-@breaks("fill", "test_fill")
 def fills_whole_words(fake, real, target, value, stream):
     """A fill is rounded up to whole words."""
     size = len(again(fake, target.data))
     start, end = target.offset & ~3, min((target.offset + target.nbytes + 3) & ~3, size)
     real(target._replace(offset=start, nbytes=end - start), value, stream)
-
-
-@breaks("fill", "test_zeros_and_empty")
-def fills_with_ones(fake, real, target, value, stream):
-    """0 is taken for no value."""
-    real(target, value or 1, stream)
 
 
 @breaks("copy_strided_to_host", "test_strided_copies")
@@ -752,18 +722,6 @@ class AnotherType(Sound):
     device_type = 4
 
 
-@breaks("device_count", "test_there_is_a_device")
-def no_device(fake, real):
-    """It should have said BackendUnavailable."""
-    return 0
-
-
-@breaks("device_info", "test_device_info_has_a_name")
-def nameless(fake, real, device_id):
-    """A device has no name."""
-    return {"memory": 1}
-
-
 @breaks("device_info", "test_device_info_is_of_now")
 def asks_once(fake, real, device_id):
     """What the driver says of a device is kept for ever."""
@@ -773,42 +731,12 @@ def asks_once(fake, real, device_id):
     return known[device_id]
 
 
-@breaks("find_device", "test_devices_are_found_by_name")
-def finds_the_first(fake, real, name):
-    """Every name is that of the first device."""
-    return 0
-
-
-@breaks("device_info", "test_uuids_are_the_devices_own")
-def one_uuid_for_both(fake, real, device_id):
-    """The UUID is the driver's, and not the device's."""
-    return {**real(device_id), "uuid": "5afe" * 8}
-
-
-@breaks("live_allocations", "test_live_allocations_are_counted")
-def nothing_is_counted(fake, real):
-    """The question of the kit has a fixed answer."""
-    return 0
-
-
-@breaks("allocate", "test_unknown_device_is_refused")
-def takes_every_device(fake, real, device_id, *given):
-    """The number of a device that does not exist wraps around."""
-    return real(device_id % 2, *given)
-
-
 @breaks("allocate", "test_errors_leave_all_in_order")
 def lack_of_memory_is_another_error(fake, real, device_id, nbytes, *given):
     """No room is an error of the driver like any other."""
     if nbytes > 1 << 40:
         raise DeviceError(f"driver: status -4, {nbytes} bytes")
     return real(device_id, nbytes, *given)
-
-
-@breaks("current_stream", "test_unknown_device_is_refused_by_streams")
-def current_stream_of_no_device(fake, real, device_id):
-    """`current_stream` takes the number of every device."""
-    return real(device_id) if 0 <= device_id < 2 else 0
 
 
 @breaks("synchronize", "test_unknown_device_is_refused_by_streams")
@@ -823,12 +751,6 @@ def waits_on_no_device(fake, real, device_id, stream, on):
     """The same for a stream that waits for another."""
     if stream != on:
         real(device_id, stream, on)
-
-
-@breaks("normalize_stream", "test_unknown_device_is_refused_by_streams")
-def streams_of_no_device(fake, real, device_id, stream):
-    """None is the default stream of every device."""
-    return 0 if stream is None else real(device_id, stream)
 
 
 @breaks("allocate", "test_too_much_is_refused")
@@ -852,12 +774,6 @@ def of_all(fake, made):
     """The memory that every allocation gets."""
     made.content = ALL[: made.nbytes]
     return made
-
-
-@breaks("allocate", "test_live_buffers_do_not_alias")
-def one_memory_for_all(fake, real, *given):
-    """Every allocation is the same memory."""
-    return of_all(fake, real(*given))
 
 
 @breaks("allocate", "test_round_trip_on_every_device")
@@ -1199,12 +1115,6 @@ class StagingOfTwoStreams(Late):
         self.move(queue, into, ALL[: len(source)])
 
 
-@breaks("synchronize", "test_synchronize_waits", base=Late)
-def synchronize_does_nothing(fake, real, device_id, stream):
-    """`synchronize` is ``pass``."""
-    fake.stream(device_id, stream)
-
-
 @breaks("synchronize", "test_synchronize_waits_for_long_work", base=Late)
 def synchronize_gives_up(fake, real, device_id, stream):
     """After half a second the wait ends, whatever is left to do."""
@@ -1227,12 +1137,6 @@ def synchronize_forgets_other_streams(fake, real, device_id, stream):
     fake.stream(device_id, stream)
     if not stream:
         real(device_id, stream)
-
-
-@breaks("synchronize", "test_the_source_may_change_or_go_at_once", base=Late)
-def synchronize_returns_early(fake, real, device_id, stream):
-    """Memory of the host is still read."""
-    fake.stream(device_id, stream)
 
 
 @breaks("wait", "test_wait_orders_two_streams", base=Late)
@@ -1309,18 +1213,6 @@ class CurrentStreamStays(Late):
         return last.get(device_id, 0)
 
 
-@breaks("current_stream", "test_current_stream_is_the_devices_own", base=Late)
-def current_stream_of_any_device(fake, real, device_id):
-    """The thread's current stream, of whatever device."""
-    return real(0) or real(1)
-
-
-@breaks("current_stream", "test_current_stream_is_a_stream")
-def current_stream_of_device_0(fake, real, device_id):
-    """The current stream of each device is that of the first."""
-    return fake.default_streams[0].handle
-
-
 @breaks("normalize_stream", "test_streams_of_other_devices", base=Late)
 def streams_of_other_devices_are_0(fake, real, device_id, stream):
     """A stream of another device is taken for the default stream."""
@@ -1343,34 +1235,10 @@ def unknown_streams_are_0(fake, real, device_id, stream):
         raise
 
 
-@breaks("stream", "test_unknown_streams_do_no_work")
-def unknown_handles_are_0(fake, real, device_id, handle):
-    """The same where work is queued."""
-    return real(device_id, handle if handle in by_handle else 0)
-
-
 @breaks("normalize_stream", "test_no_stream_at_all")
 def bools_are_streams(fake, real, device_id, stream):
     """True is taken for the stream 1."""
     return 0 if isinstance(stream, bool) else real(device_id, stream)
-
-
-@breaks("normalize_stream", "test_consumers_streams")
-def texts_are_streams(fake, real, device_id, stream):
-    """A number in a text is one."""
-    return real(device_id, None if stream == "0" else stream)
-
-
-@breaks("normalize_stream", "test_minus_one_is_no_order")
-def minus_one_is_a_stream(fake, real, device_id, stream):
-    """-1 is the default stream."""
-    return 0 if stream == -1 else real(device_id, stream)
-
-
-@breaks("normalize_stream", "test_none_is_a_stream")
-def none_is_no_stream(fake, real, device_id, stream):
-    """None is no order."""
-    return -1 if stream is None else real(device_id, stream)
 
 
 @breaks("normalize_stream", "test_none_is_the_default_stream", base=Late)
@@ -1383,12 +1251,6 @@ def none_is_the_current_stream(fake, real, device_id, stream):
 def negative_streams_are_0(fake, real, device_id, stream):
     """Each negative number is as good as -1."""
     return -1 if isinstance(stream, int) and stream < 0 else real(device_id, stream)
-
-
-@breaks("normalize_stream", "test_forbidden_streams", base=Addresses)
-def every_stream_will_do(fake, real, device_id, stream):
-    """The numbers that the standard forbids are the default stream."""
-    return -1 if stream == -1 else 0
 
 
 @found_by("test_host_copies_block_as_declared")
@@ -1430,12 +1292,6 @@ class ClaimsThatStridedCopiesBlock(ClaimsToBlock):
 def early_destroy(fake, real, memory):
     """The end of memory destroys what queued work still uses."""
     memory.content[:] = bytes(len(memory.content))
-
-
-@breaks("behind", "test_memory_ends_behind_its_last_stream", base=LatePooled)
-def behind_stream_0(fake, real, memory):
-    """Memory is used again behind the work on stream 0, and not behind that on its own."""
-    return 0
 
 
 # Errors of queued work
@@ -1518,29 +1374,11 @@ def bfloat16_is_float16(fake, real, array):
     return real(array._replace(dtype="float16") if array.dtype == "bfloat16" else array)
 
 
-@breaks("to_native", "test_native_of_nothing")
-def nothing_is_flat(fake, real, array):
-    """An array without elements loses its shape."""
-    return real(array._replace(shape=(0,)) if 0 in array.shape else array)
-
-
-@breaks("to_native", "test_native_of_nothing")
-def nothing_is_none(fake, real, array):
-    """There is no array without elements, and no error says so."""
-    return None if 0 in array.shape else real(array)
-
-
 @breaks("from_native", "test_native_elements_below_a_byte")
 def padded_is_packed(fake, real, obj):
     """Elements of a byte each count as packed."""
     found = real(obj)
     return found and found._replace(strides=None)
-
-
-@breaks("from_native", "test_strangers_are_not_native")
-def native_for_everything(fake, real, obj):
-    """Every object is one of the ecosystem."""
-    return obj
 
 
 @found_by("test_native_made_by_the_library")
@@ -1561,18 +1399,6 @@ def native_is_kept(fake, real, obj):
     """An array of the library stays in a table."""
     vars(fake).setdefault("objects", []).append(obj)
     return real(obj)
-
-
-@breaks("import_data", "test_strangers_handles_are_refused")
-def takes_anything(fake, real, device_id, data, module):
-    """Every handle counts as its own."""
-    return device_id, data
-
-
-@breaks("import_data", "test_strangers_tensors_are_refused")
-def takes_strangers_tensors(fake, real, device_id, data, module):
-    """The same, as DLPack's consumers see it."""
-    return device_id, data
 
 
 @found_by("test_strangers_handles_are_refused")
@@ -1634,18 +1460,6 @@ def view_of(fake, span, stream):
     return view
 
 
-@breaks("host_view", "test_host_view_writes", base=Shared)
-def view_is_a_copy(fake, real, span, writable, stream):
-    """The host writes to a copy of the memory."""
-    return view_of(fake, span, stream)
-
-
-@breaks("host_view", "test_host_view_of_a_tensor", base=Shared)
-def view_of_a_tensor_is_a_copy(fake, real, span, writable, stream):
-    """The same, as users see it."""
-    return view_of(fake, span, stream)
-
-
 @breaks("host_view", "test_host_views_are_of_now", base=Shared)
 def read_only_views_are_kept(fake, real, span, writable, stream):
     """A read-only view is a copy, which the next one gets, too."""
@@ -1656,18 +1470,6 @@ def read_only_views_are_kept(fake, real, span, writable, stream):
         kept[span] = bytearray(fake.bytes_of(span))
     address = ctypes.addressof(ctypes.c_char.from_buffer(kept[span]))
     return PlainAllocation(address, span.nbytes, stream)
-
-
-@breaks("host_view", "test_host_view_reads", base=Shared)
-def view_forgets_offset(fake, real, span, writable, stream):
-    """The view begins at the beginning of the memory."""
-    return real(cut(fake, span, 0), writable, stream)
-
-
-@breaks("host_view", "test_host_view_waits_for_queued_work", base=LateShared)
-def view_waits_for_default_stream(fake, real, span, writable, stream):
-    """A host view waits for the work on the default stream, whatever the stream."""
-    return real(span, writable, 0)
 
 
 @breaks("host_view", "test_host_view_waits_for_queued_work", base=LateShared)
@@ -1685,12 +1487,6 @@ def views_leak(fake, real, *given):
     view = real(*given)
     vars(fake).setdefault("kept", []).append(view)
     return view
-
-
-@breaks("host_view", "test_host_view_refusal")
-def view_despite_refusal(fake, real, span, writable, stream):
-    """What is refused is done."""
-    return PlainAllocation(0, span.nbytes)
 
 
 class _Clearing(PlainAllocation):
@@ -1812,12 +1608,6 @@ def content_on_every_device(fake, real, device_id, nbytes, alignment, stream, co
 
 
 @breaks("trim", "test_trim_gives_memory_back", base=Pooled)
-def trim_does_nothing(fake, real, device_id):
-    """`trim` is ``pass``."""
-    fake.check_device(device_id)
-
-
-@breaks("trim", "test_trim_gives_memory_back", base=Pooled)
 def trims_the_first_device(fake, real, device_id):
     """The memory of device 0 is given back, whatever the device."""
     fake.check_device(device_id)
@@ -1853,12 +1643,6 @@ def trim_spoils_queued_work(fake, real, device_id):
     real(device_id)
 
 
-@breaks("trim", "test_trim_counts_nothing_as_freed", base=Pooled)
-def trim_forgets(fake, real, device_id):
-    """The table is emptied."""
-    fake.table.clear()
-
-
 @breaks("trim", "test_trim_refuses_other_devices", base=Pooled)
 def trims_every_device(fake, real, device_id):
     """A device that does not exist has nothing to give back."""
@@ -1881,12 +1665,6 @@ class KeptMemoryIsLacking(NoLimit):
         pass
 
 
-@breaks("memory_export_refusal", "test_exportable_memory_needs_the_rest", base=Exporting)
-def exports_nothing(fake, real, device_id, data):
-    """What was made for others is not given to them."""
-    return "not today" if data else ""
-
-
 @breaks("import_memory", "test_exported_memory_is_one_memory", base=Exporting)
 def exports_a_copy(fake, real, device_id, memory, stream):
     """What is opened again is a copy."""
@@ -1899,12 +1677,6 @@ def exports_a_copy(fake, real, device_id, memory, stream):
 def imports_without_the_offset(fake, real, device_id, memory, stream):
     """What is opened begins where the file does."""
     return real(device_id, memory._replace(offset=0), stream)
-
-
-@breaks("import_memory", "test_exported_memory_is_one_memory", base=Exporting)
-def imports_on_the_first_device(fake, real, device_id, memory, stream):
-    """What is opened is always memory of device 0."""
-    return real(0, memory, stream)
 
 
 @breaks("import_memory", "test_exported_memory_lives_until_its_last_use", base=Exporting)
@@ -1970,12 +1742,6 @@ def loss_unmapped(fake, real, device_id):
         real(device_id)
     except DeviceLost as exc:
         raise OSError(str(exc)) from None
-
-
-@breaks("device_count", "test_lost_device")
-def lost_devices_are_not_counted(fake, real):
-    """There are fewer devices once one is lost."""
-    return real() - len(fake.lost)
 
 
 @breaks("lose", "test_lost_device")
@@ -2120,3 +1886,125 @@ class ForkedChildHangs(Ends):
     def at_end(self, memory):
         while os.getpid() != PROCESS:
             time.sleep(1)
+
+
+# One expression each
+
+ROWS = [
+    # Bytes
+    ("upload_forgets_offset", "copy_from_host", "test_copy_into_a_view", Sound,
+     "Bytes from the host always go to the beginning.",
+     lambda fake, real, target, source, stream: real(cut(fake, target, 0), source, stream)),
+    ("download_forgets_offset", "copy_to_host", "test_strided_both_ways", Sound,
+     "Bytes to the host always come from the beginning.",
+     lambda fake, real, source, into, stream: real(cut(fake, source, 0), into, stream)),
+    ("fill_forgets_offset", "fill", "test_fill", Sound, "A fill always begins at the beginning.",
+     lambda fake, real, target, value, stream: real(cut(fake, target, 0), value, stream)),
+    ("fill_ignores_value", "fill", "test_fill", Sound, "Memory is always filled with zeros.",
+     lambda fake, real, target, value, stream: real(target, 0, stream)),
+    ("fills_with_ones", "fill", "test_zeros_and_empty", Sound, "0 is taken for no value.",
+     lambda fake, real, target, value, stream: real(target, value or 1, stream)),
+    # Memory, and what a backend must refuse
+    ("no_device", "device_count", "test_there_is_a_device", Sound,
+     "It should have said BackendUnavailable.", lambda fake, real: 0),
+    ("nameless", "device_info", "test_device_info_has_a_name", Sound, "A device has no name.",
+     lambda fake, real, device_id: {"memory": 1}),
+    ("finds_the_first", "find_device", "test_devices_are_found_by_name", Sound,
+     "Every name is that of the first device.", lambda fake, real, name: 0),
+    ("one_uuid_for_both", "device_info", "test_uuids_are_the_devices_own", Sound,
+     "The UUID is the driver's, and not the device's.",
+     lambda fake, real, device_id: {**real(device_id), "uuid": "5afe" * 8}),
+    ("nothing_is_counted", "live_allocations", "test_live_allocations_are_counted", Sound,
+     "The question of the kit has a fixed answer.", lambda fake, real: 0),
+    ("takes_every_device", "allocate", "test_unknown_device_is_refused", Sound,
+     "The number of a device that does not exist wraps around.",
+     lambda fake, real, device_id, *given: real(device_id % 2, *given)),
+    ("current_stream_of_no_device", "current_stream", "test_unknown_device_is_refused_by_streams",
+     Sound, "`current_stream` takes the number of every device.",
+     lambda fake, real, device_id: real(device_id) if 0 <= device_id < 2 else 0),
+    ("streams_of_no_device", "normalize_stream", "test_unknown_device_is_refused_by_streams", Sound,
+     "None is the default stream of every device.",
+     lambda fake, real, device_id, stream: 0 if stream is None else real(device_id, stream)),
+    ("one_memory_for_all", "allocate", "test_live_buffers_do_not_alias", Sound,
+     "Every allocation is the same memory.", lambda fake, real, *given: of_all(fake, real(*given))),
+    # Streams
+    ("synchronize_does_nothing", "synchronize", "test_synchronize_waits", Late,
+     "`synchronize` is ``pass``.",
+     lambda fake, real, device_id, stream: fake.stream(device_id, stream)),
+    ("synchronize_returns_early", "synchronize", "test_the_source_may_change_or_go_at_once", Late,
+     "Memory of the host is still read.",
+     lambda fake, real, device_id, stream: fake.stream(device_id, stream)),
+    ("current_stream_of_any_device", "current_stream", "test_current_stream_is_the_devices_own",
+     Late, "The thread's current stream, of whatever device.",
+     lambda fake, real, device_id: real(0) or real(1)),
+    ("current_stream_of_device_0", "current_stream", "test_current_stream_is_a_stream", Sound,
+     "The current stream of each device is that of the first.",
+     lambda fake, real, device_id: fake.default_streams[0].handle),
+    ("unknown_handles_are_0", "stream", "test_unknown_streams_do_no_work", Sound,
+     "A handle that is not known is the default stream where work is queued.",
+     lambda fake, real, device_id, handle: real(device_id, handle if handle in by_handle else 0)),
+    ("texts_are_streams", "normalize_stream", "test_consumers_streams", Sound,
+     "A number in a text is one.",
+     lambda fake, real, device_id, stream: real(device_id, None if stream == "0" else stream)),
+    ("minus_one_is_a_stream", "normalize_stream", "test_minus_one_is_no_order", Sound,
+     "-1 is the default stream.",
+     lambda fake, real, device_id, stream: 0 if stream == -1 else real(device_id, stream)),
+    ("none_is_no_stream", "normalize_stream", "test_none_is_a_stream", Sound, "None is no order.",
+     lambda fake, real, device_id, stream: -1 if stream is None else real(device_id, stream)),
+    ("every_stream_will_do", "normalize_stream", "test_forbidden_streams", Addresses,
+     "The numbers that the standard forbids are the default stream.",
+     lambda fake, real, device_id, stream: -1 if stream == -1 else 0),
+    ("behind_stream_0", "behind", "test_memory_ends_behind_its_last_stream", LatePooled,
+     "Memory is used again behind the work on stream 0, and not behind that on its own.",
+     lambda fake, real, memory: 0),
+    # Native objects and foreign handles
+    ("nothing_is_flat", "to_native", "test_native_of_nothing", Sound,
+     "An array without elements loses its shape.",
+     lambda fake, real, array: real(array._replace(shape=(0,)) if 0 in array.shape else array)),
+    ("nothing_is_none", "to_native", "test_native_of_nothing", Sound,
+     "There is no array without elements, and no error says so.",
+     lambda fake, real, array: None if 0 in array.shape else real(array)),
+    ("native_for_everything", "from_native", "test_strangers_are_not_native", Sound,
+     "Every object is one of the ecosystem.", lambda fake, real, obj: obj),
+    ("takes_anything", "import_data", "test_strangers_handles_are_refused", Sound,
+     "Every handle counts as its own.",
+     lambda fake, real, device_id, data, module: (device_id, data)),
+    ("takes_strangers_tensors", "import_data", "test_strangers_tensors_are_refused", Sound,
+     "The same, as DLPack's consumers see it.",
+     lambda fake, real, device_id, data, module: (device_id, data)),
+    # Memory that host and device share
+    ("view_is_a_copy", "host_view", "test_host_view_writes", Shared,
+     "The host writes to a copy of the memory.",
+     lambda fake, real, span, writable, stream: view_of(fake, span, stream)),
+    ("view_of_a_tensor_is_a_copy", "host_view", "test_host_view_of_a_tensor", Shared,
+     "The same, as users see it.",
+     lambda fake, real, span, writable, stream: view_of(fake, span, stream)),
+    ("view_forgets_offset", "host_view", "test_host_view_reads", Shared,
+     "The view begins at the beginning of the memory.",
+     lambda fake, real, span, writable, stream: real(cut(fake, span, 0), writable, stream)),
+    ("view_waits_for_default_stream", "host_view", "test_host_view_waits_for_queued_work",
+     LateShared, "A host view waits for the work on the default stream, whatever the stream.",
+     lambda fake, real, span, writable, stream: real(span, writable, 0)),
+    ("view_despite_refusal", "host_view", "test_host_view_refusal", Sound,
+     "What is refused is done.",
+     lambda fake, real, span, writable, stream: PlainAllocation(0, span.nbytes)),
+    # Memory made with its content, kept memory, memory for other processes
+    ("trim_does_nothing", "trim", "test_trim_gives_memory_back", Pooled, "`trim` is ``pass``.",
+     lambda fake, real, device_id: fake.check_device(device_id)),
+    ("trim_forgets", "trim", "test_trim_counts_nothing_as_freed", Pooled, "The table is emptied.",
+     lambda fake, real, device_id: fake.table.clear()),
+    ("exports_nothing", "memory_export_refusal", "test_exportable_memory_needs_the_rest", Exporting,
+     "What was made for others is not given to them.",
+     lambda fake, real, device_id, data: "not today" if data else ""),
+    ("imports_on_the_first_device", "import_memory", "test_exported_memory_is_one_memory",
+     Exporting, "What is opened is always memory of device 0.",
+     lambda fake, real, device_id, memory, stream: real(0, memory, stream)),
+    # A lost device
+    ("lost_devices_are_not_counted", "device_count", "test_lost_device", Sound,
+     "There are fewer devices once one is lost.", lambda fake, real: real() - len(fake.lost)),
+]  # fmt: skip
+"""Name, member, test, base, what its author did, and what stands for the member."""
+
+for row_name, row_member, row_test, row_base, row_doc, instead in ROWS:
+    instead.__name__, instead.__doc__ = row_name, row_doc
+    breaks(row_member, row_test, row_base)(instead)
