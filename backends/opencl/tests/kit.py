@@ -1,16 +1,18 @@
-"""How the conformance kit gets queues and slow work of OpenCL; `TestHostMemory` has a part of it.
+"""How the conformance kit gets queues and slow work of OpenCL; classes with parts of it.
 
-The file is run by its name, over drivers that the layer plays.
+`test_simulated_drivers.py` runs them by their names, over drivers that the layer plays.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from dlbridge.testing.backend_copy import CopyTests
 from dlbridge.testing.backend_host import HostTests
 from dlbridge.testing.backend_leaks import LeakTests
 from dlbridge.testing.backend_memory import MemoryTests
 from dlbridge.testing.backend_moves import MoveTests
+from dlbridge.testing.backend_order import OrderTests
 from dlbridge.testing.backend_refusals import RefusalTests
 
 SLOW = """
@@ -53,3 +55,7 @@ class OpenCLKit:
 
 class TestHostMemory(OpenCLKit, HostTests, MemoryTests, MoveTests, RefusalTests, LeakTests):
     """New memory and host memory in place: what drivers do with them depends on their kind."""
+
+
+class TestMemoryOfItsOwn(TestHostMemory, CopyTests, OrderTests):
+    """The same, and which commands copies are, and after what."""
