@@ -2,12 +2,6 @@
 
 from suite.conformance import Delayed, SecondDevice, Strict
 
-from dlbridge.testing.backend_copy import CopyTests
-from dlbridge.testing.backend_order import OrderTests, StreamTests
-from dlbridge.testing.backend_process import ProcessTests
-from dlbridge.testing.backend_refusals import LostTests, RefusalTests
-from dlbridge.testing.backend_threads import ThreadTests
-
 
 class TestCUDA(Delayed):
     name = "cuda"
@@ -28,15 +22,7 @@ class TestCUDAManaged(Delayed):
     """It is allocated in another way; the copies and their order are those of device memory."""
 
     name = "cuda_managed"
-    nightly = (
-        CopyTests,
-        RefusalTests,
-        StreamTests,
-        OrderTests,
-        ThreadTests,
-        LostTests,
-        ProcessTests,
-    )
+    nightly = ("copy", "order", "refusals", "threads", "process")
 
 
 class TestCUDASecondDevice(SecondDevice):

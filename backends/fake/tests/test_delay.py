@@ -14,12 +14,6 @@ from scripts import run_script
 from dlbridge.errors import BackendUnavailable
 from dlbridge.protocol import Span
 from dlbridge.testing import BackendTests
-from dlbridge.testing.backend_contract import ContractTests
-from dlbridge.testing.backend_copy import CopyTests
-from dlbridge.testing.backend_memory import ExportableTests, MemoryTests, TrimTests
-from dlbridge.testing.backend_moves import ExchangeTests
-from dlbridge.testing.backend_native import NativeTests
-from dlbridge.testing.backend_order import OrderTests, StreamTests
 
 NEW = memoryview(b"new!")
 
@@ -221,8 +215,7 @@ class TestShared(BackendTests):
 
     name = "ext_dev"
     delay = 100
-    nightly = (ContractTests, MemoryTests, CopyTests, StreamTests, OrderTests, ExchangeTests)
-    nightly += (NativeTests, ExportableTests, TrimTests)
+    nightly = ("contract", "memory", "copy", "order", "native")
 
     @pytest.fixture
     def backend(self, monkeypatch):

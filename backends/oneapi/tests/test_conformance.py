@@ -7,11 +7,6 @@ import dpctl.memory
 from late import late_copy
 
 from dlbridge.testing import BackendTests
-from dlbridge.testing.backend_contract import ContractTests
-from dlbridge.testing.backend_host import HostTests
-from dlbridge.testing.backend_memory import ExportableTests, MemoryTests, TrimTests
-from dlbridge.testing.backend_native import NativeTests
-from dlbridge.testing.backend_refusals import LostTests, RefusalTests
 
 
 class TestOneAPI(BackendTests):
@@ -35,8 +30,7 @@ class TestOneAPI(BackendTests):
 class TestOutOfOrderQueues(TestOneAPI):
     """The same with streams that are free to change the order of commands, as dpctl's own are."""
 
-    nightly = (ContractTests, MemoryTests, RefusalTests, HostTests, NativeTests, ExportableTests)
-    nightly += (TrimTests, LostTests)
+    nightly = ("contract", "memory", "refusals", "host", "native")
     child_setup = None  # it would show nothing more
 
     def make_stream(self, backend, device_id):

@@ -2,8 +2,6 @@
 
 from suite.conformance import Delayed, SecondDevice, Strict
 
-from dlbridge.testing.backend_process import ProcessTests
-
 
 class TestROCM(Delayed):
     name = "rocm"
@@ -16,7 +14,7 @@ class TestROCMStrict(Strict):
 class TestROCMHost(Delayed):
     name = "rocm_host"
     refuses_writes = False  # HIP has no such right
-    nightly = (ProcessTests,)  # the class is CUDA's, and this is not of the driver
+    nightly = ("process",)  # the class is CUDA's, and this is not of the driver
 
 
 class TestROCMSecondDevice(SecondDevice):

@@ -6,15 +6,6 @@ from dlbridge_vulkan.library import load
 from held_buffers import allocate, free
 
 from dlbridge.testing import BackendTests
-from dlbridge.testing.backend_contract import ContractTests
-from dlbridge.testing.backend_copy import CopyTests
-from dlbridge.testing.backend_leaks import LeakTests
-from dlbridge.testing.backend_memory import ExportableTests, MemoryTests, TrimTests
-from dlbridge.testing.backend_moves import ExchangeTests
-from dlbridge.testing.backend_native import NativeTests
-from dlbridge.testing.backend_order import OrderTests, StreamTests
-from dlbridge.testing.backend_refusals import LostTests, RefusalTests
-from dlbridge.testing.backend_threads import ThreadTests
 
 
 class VulkanTests(BackendTests):
@@ -56,8 +47,7 @@ class TestSecondDevice(VulkanTests):
     """The same, on another driver: what the driver itself does, memory and work."""
 
     device_id = 1
-    nightly = (ContractTests, RefusalTests, StreamTests, ExchangeTests, NativeTests, TrimTests)
-    nightly += (ThreadTests, LeakTests, LostTests)
+    nightly = ("contract", "refusals", "native", "threads", "leaks")
     child_setup = None  # it was chosen for this process
 
     @pytest.fixture
@@ -71,8 +61,7 @@ class TestStaged(VulkanTests):
     So it does on the simulated one, which shows that by the whole kit, without processes of its own.
     """
 
-    nightly = (ContractTests, MemoryTests, CopyTests, RefusalTests, StreamTests, OrderTests)
-    nightly += (ExchangeTests, NativeTests, ExportableTests, TrimTests, LeakTests, LostTests)
+    nightly = ("contract", "memory", "copy", "refusals", "order", "native", "leaks")
     child_setup = "import os; os.environ['DLBRIDGE_VULKAN_STAGED'] = '1'"
 
     @pytest.fixture
@@ -116,8 +105,7 @@ class TestSimulatedIntegrated(VulkanTests):
     It differs from `TestMapped` in where memory comes from, and in which of it the host reaches.
     """
 
-    nightly = (ContractTests, RefusalTests, StreamTests, OrderTests, ExchangeTests, NativeTests)
-    nightly += (ThreadTests, LostTests)
+    nightly = ("contract", "refusals", "order", "native", "threads")
     child_setup = None  # its driver is loaded in this process only
 
     @pytest.fixture

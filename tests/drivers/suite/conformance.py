@@ -5,28 +5,12 @@ import gc
 import pytest
 
 from dlbridge.testing import BackendTests
-from dlbridge.testing.backend_contract import ContractTests
-from dlbridge.testing.backend_leaks import LeakTests
-from dlbridge.testing.backend_memory import ExportableTests, TrimTests
-from dlbridge.testing.backend_moves import ExchangeTests
-from dlbridge.testing.backend_native import NativeTests
-from dlbridge.testing.backend_order import StreamTests
 from dlbridge.testing.backend_process import ProcessTests
-from dlbridge.testing.backend_refusals import LostTests, RefusalTests
-from dlbridge.testing.backend_threads import ThreadTests
 
 from .fixtures import PACES
 from .rig import prelude, rig, slow
 
-NOT_BYTES = (
-    ContractTests,
-    RefusalTests,
-    StreamTests,
-    ExchangeTests,
-    NativeTests,
-    LeakTests,
-    LostTests,
-)
+NOT_BYTES = ("contract", "refusals", "native", "leaks")
 """The parts that move few bytes, or none."""
 
 
@@ -63,7 +47,7 @@ class Delayed(Kit):
 class Strict(Kit):
     """Copies with pageable memory are late, too."""
 
-    nightly = (*NOT_BYTES, ExportableTests, TrimTests)
+    nightly = NOT_BYTES
     allocations = 1000  # one takes a millisecond
     child_setup = None  # other processes have no pace
 
@@ -75,7 +59,7 @@ class SecondDevice(Kit):
     """
 
     device_id = 1
-    nightly = (*NOT_BYTES, ThreadTests)
+    nightly = (*NOT_BYTES, "threads")
 
     @pytest.fixture
     def pace(self, two_devices):
