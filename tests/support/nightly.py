@@ -7,6 +7,8 @@ modules ``backend_leaks`` and so on of the kit whose tests this respect cannot c
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 
@@ -14,5 +16,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark a test of these parts."""
     assert isinstance(item, pytest.Function)
     parts = [f"dlbridge.testing.backend_{part}" for part in getattr(item.cls, "nightly", ())]
+    assert sys.modules.keys() >= set(parts), f"{item.cls}: no such part of the kit in {parts}"
     if item.function.__module__ in parts:
         item.add_marker("exhaustive")
