@@ -113,7 +113,7 @@ def test_outputs_are_compared(tmp_path):
 
 
 def test_an_example_that_fails_is_an_error(tmp_path):
-    with pytest.raises(subprocess.CalledProcessError):
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
         pages.differences("```python\n1 / 0\n```\n", tmp_path)
 
 
