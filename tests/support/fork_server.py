@@ -6,6 +6,7 @@ writes a line of JSON for each program to its standard input.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -64,6 +65,7 @@ if __name__ == "__main__":
         if _name.startswith("-"):
             sys.modules[_name[1:]] = _absent
         else:
-            importlib.import_module(_name)
+            with contextlib.suppress(ImportError):  # the program says what it needs
+                importlib.import_module(_name)
     # At the top level: the program's names are those of the module __main__.
     exec(_next_program())
