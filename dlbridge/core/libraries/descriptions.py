@@ -192,18 +192,30 @@ def _to_dpctl(tensor: Tensor) -> Any:
 
 
 def _to_dpnp(tensor: Tensor) -> Any:
-    """``dpnp.ndarray``, on memory of oneAPI; its ``from_dlpack`` takes no empty ones.
-
-    It copies where strides are negative, so those axes are turned round here, and again by dpnp.
-    """
+    """``dpnp.ndarray``, on memory of oneAPI; its ``from_dlpack`` takes no empty ones."""
     import dpnp
 
     if not tensor.size:
         return dpnp.asarray(tensor.to_native())
+    return _turned_twice(dpnp.from_dlpack, tensor)
+
+
+def _to_mlx(tensor: Tensor) -> Any:
+    """``mlx.core.array``, which always copies."""
+    import mlx.core
+
+    return _turned_twice(mlx.core.from_dlpack, tensor)
+
+
+def _turned_twice(make: Callable[[Tensor], Any], tensor: Tensor) -> Any:
+    """The array of *tensor* by *make*, which sees no negative strides: they would cost a copy.
+
+    Such axes are turned round for it, and in the array again.
+    """
     if min(tensor.strides, default=0) >= 0:
-        return dpnp.from_dlpack(tensor)
+        return make(tensor)
     turned = tuple(slice(None, None, -1 if step < 0 else None) for step in tensor.strides)
-    return dpnp.from_dlpack(tensor[turned])[turned]
+    return make(tensor[turned])[turned]
 
 
 def _to_tinygrad(array: Any) -> Any:
@@ -290,7 +302,7 @@ SMALL = {
         Library(
             "mlx",
             ("mlx.array",),
-            make="mlx.core:from_dlpack",
+            make=_to_mlx,
             copies=True,
             keeps_readonly=True,
             types=(_PLAIN - {"float64"}) | {"float16", "bfloat16", "complex64"},
