@@ -156,7 +156,8 @@ def test_what_the_cpu_may_read_and_what_is_an_address():
         ((12, 0, "a:b"), ValueError, "'a:b' is not a device name"),
         ((12, 0, ""), ValueError, "'' is not a device name"),
         ((12, 0, "9x"), ValueError, "'9x' is not a device name"),
-        *((numbers, TypeError, "") for numbers in ((1.5, 0), ("1", 0), (None, 0), (1, None))),
+        *(((kind, 0), TypeError, "takes the number of a type") for kind in (1.5, "1", None)),
+        ((1, None), TypeError, "interpreted as an integer"),
     ],
 )
 def test_what_no_device_can_be(arguments, error, rule):  # C20
