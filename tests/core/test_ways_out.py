@@ -333,6 +333,7 @@ def test_the_way_out_for_functions_that_want_numpys_arrays(name):
 
 TO_LIBRARY = {
     "pyarrow, two dimensions": ("pyarrow", bridge.ones((2, 2)), ["t[:, 0]", "t.reshape(-1)"]),
+    "torch, handles": ("torch", bridge.zeros(2, "uint64").view("handle"), ["t.view('uint64')"]),
     "pandas, two dimensions": ("pandas", bridge.ones((2, 2)), ["t[:, 0]", "t.reshape(-1)"]),
     "torch, packed": ("torch", bridge.full(4, 1, "uint4"), ["dlbridge.astype(t, 'float32')"]),
     "jax, complex32": ("jax", bridge.empty(4, "complex32"), ["t.view('float32')"]),

@@ -39,6 +39,7 @@ LAYOUTS: dict[str, Any] = {
     "three dimensions": lambda t: t.reshape(2, 2, 3),
     "nothing": lambda t: t[:0],
     "nothing in one dimension": lambda t: t.reshape(-1)[:0],
+    "nothing, backwards": lambda t: t[:0, ::-1],
     "every second column": lambda t: t[:, ::2],
     "columns and rows": lambda t: t.mT,
     "backwards": lambda t: t[::-1],
@@ -81,13 +82,14 @@ def _traced(*arguments: Any, **keywords: Any) -> str:
     return "\n".join(map(str, trace.plans))
 
 
-def disagreements(like: Any, device: str = "cpu") -> list[str]:
-    """Where `explain` says something else than `to_device` does."""
+def disagreements(like: Any, device: str = "cpu", target: str = "") -> list[str]:
+    """Where `explain` says something else than `to_device` does, from *device* to *target*."""
     found = []
+    target = target or device
     for name, tensor in cases(device):
         for copy in (None, False):
-            said = _outcome(bridge.explain, tensor, device, like=like, copy=copy)
-            done = _outcome(_traced, tensor, device, like=like, copy=copy)
+            said = _outcome(bridge.explain, tensor, target, like=like, copy=copy)
+            done = _outcome(_traced, tensor, target, like=like, copy=copy)
             if said != done:
                 found.append(f"{name}, copy={copy}: said {said!r:.150}, did {done!r:.250}")
     return found

@@ -47,7 +47,8 @@ class SyclArrays(Sycl):
         dtype, strides = None, array.strides
         with suppress(TypeError):
             dtype = self.numpy.dtype(array.dtype)
-        if dtype is None or dtype.kind not in "biufc" or min(strides or [0]) < 0:
+        backwards = 0 not in array.shape and min(strides or [0]) < 0
+        if dtype is None or dtype.kind not in "biufc" or backwards:
             raise ExchangeError(
                 f"dpctl has no arrays of {array.dtype} in steps of {strides} bytes; copy the "
                 "tensor, or view it as uint8"

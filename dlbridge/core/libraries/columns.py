@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge.core.values.devices import Device
 
 
 # What all of them have in common ---------------------------------------------------
@@ -34,7 +35,7 @@ def _require_one_type(x: Any, dtypes: Iterable[Any]) -> None:
         )
 
 
-def _check_column(tensor: Tensor) -> None:
+def _check_column(tensor: Tensor, _device: Device) -> None:
     """Raise ExchangeError for what a column of a table cannot hold."""
     if tensor.ndim != 1:
         raise ExchangeError(
@@ -258,9 +259,9 @@ def _make_polars(tensor: Tensor) -> Any:
     return polars.Series(pyarrow.array(tensor))
 
 
-def _check_arrow(tensor: Tensor) -> None:
+def _check_arrow(tensor: Tensor, device: Device) -> None:
     """Raise ExchangeError for what Arrow's columns cannot hold in place."""
-    _check_column(tensor)
+    _check_column(tensor, device)
     name = tensor.dtype.name
     if name == "bool":
         raise ExchangeError(

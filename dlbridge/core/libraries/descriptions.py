@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge.core.values.devices import Device
 
 _CPU = DLDeviceType.kDLCPU
 _CUDA = DLDeviceType.kDLCUDA
@@ -143,7 +144,7 @@ def _to_warp(tensor: Tensor) -> Any:
     return warp.from_dlpack(tensor)
 
 
-def _check_warp(tensor: Tensor) -> None:
+def _check_warp(tensor: Tensor, _device: Device) -> None:
     """Raise ExchangeError for a tensor without dimensions: warp 1.19 fails with an IndexError."""
     if not tensor.ndim:
         raise ExchangeError("warp has no arrays without dimensions; give it t.reshape(1)")
@@ -232,7 +233,7 @@ def _to_pillow(array: Any) -> Any:
     return PIL.Image.fromarray(array).copy()  # some modes share memory, others do not
 
 
-def _check_image(tensor: Tensor) -> None:
+def _check_image(tensor: Tensor, _device: Device) -> None:
     """Raise ExchangeError for types that PIL would change, as float64, and for other shapes."""
     name = tensor.dtype.name
     planes = _IMAGES.get(name, ())

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge.core.values.devices import Device
 
 
 def _refuse(x: Any) -> None:
@@ -111,12 +112,12 @@ def _make(tensor: Tensor) -> Any:
     return jax.dlpack.from_dlpack(tensor)
 
 
-def _check(tensor: Tensor) -> None:
+def _check(tensor: Tensor, device: Device) -> None:
     """Raise ExchangeError for 64-bit types, which jax without x64 changes to 32 bits.
 
     And for elements below a byte that are not the host's.
     """
-    if tensor.dtype.name in _SUBBYTE and not tensor.device.is_host:
+    if tensor.dtype.name in _SUBBYTE and not device.is_host:
         raise ExchangeError(
             f"jax takes elements of {tensor.dtype} from the host only; "
             "dlbridge.to_device(t, 'cpu', like='jax') brings them there"

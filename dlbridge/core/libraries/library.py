@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge.core.values.devices import Device
 
 HOST_ONLY: frozenset[int] = frozenset({DLDeviceType.kDLCPU})
 ALL_HOST: frozenset[int] = HOST_ONLY | {
@@ -79,7 +80,8 @@ class Library(NamedTuple):
     takes : str
         What *make* gets: ``"tensor"``, its legacy ``"capsule"``, or its array of ``"numpy"``.
     check : callable or None
-        Gets a `Tensor`; raises `ExchangeError` if the library would change it.
+        Gets a `Tensor`, and the `Device` that its array shall be on; raises `ExchangeError` if
+        the library would change it, or has no such arrays there.
     copies : bool
         Whether *make* always copies.
     copied_types : frozenset of str
@@ -132,7 +134,7 @@ class Library(NamedTuple):
     backend: str = ""
     make: Callable[[Any], Any] | str | None = None
     takes: Literal["tensor", "capsule", "numpy"] = "tensor"
-    check: Callable[[Tensor], object] | None = None
+    check: Callable[[Tensor, Device], object] | None = None
     copies: bool = False
     copied_types: frozenset[str] = frozenset()
     keeps_readonly: bool = False

@@ -91,13 +91,14 @@ class Conversion:
                 "like='numpy' gives them as an array of ml_dtypes"
             )
         relabelled = device.is_host and device.type not in library.host_types
-        if not _can_be_on(library, CPU if relabelled else device):
+        there = CPU if relabelled else device
+        if not _can_be_on(library, there):
             raise ExchangeError(f"{name} has no arrays on {device}; {_way_to(library)}")
         if self.convert is native_object:
             check_whole_elements(tensor)
         _check_type(library, tensor)
         if library.check is not None:
-            library.check(tensor)
+            library.check(tensor, there)
         reason = "" if not tensor.size else _why_copy(library, tensor, fresh=fresh)
         if reason and copy is False:
             raise ExchangeError(
@@ -174,6 +175,8 @@ def _check_type(library: Library, tensor: Tensor) -> None:
             "dlbridge.astype(t, 'float32') gives the numbers, and "
             "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) the raw codes"
         )
+    elif dtype.name == "handle":
+        way = "t.view('uint64') has the same bytes as numbers"
     elif dtype.lanes != 1 or dtype.name.startswith("complex"):
         way = "t.view('float32'), for example, has the same bytes as numbers that it has"
     else:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge.core.values.devices import Device
 
 
 def is_readonly_torch(cls: type) -> bool:
@@ -202,12 +203,29 @@ _DEVICES = frozenset(
 
 _TYPES = NUMPY_TYPES | FLOAT8 | {"bfloat16", "complex32", "float4_e2m1fn_x2"}
 
+
+def _check(_tensor: Tensor, device: Device) -> None:
+    """Raise ExchangeError for the device type that torch has only with a package for it."""
+    if device.type is not DLDeviceType.kDLExtDev:
+        return
+    import torch
+
+    name = torch._C._get_privateuse1_backend_name()
+    if not hasattr(torch, name):
+        raise ExchangeError(
+            f"torch has no arrays on {device}: no package here has registered such a device "
+            f"(torch.{name}); dlbridge.to_device(t, 'cpu', like='torch') brings the tensor to "
+            "host memory"
+        )
+
+
 READONLY = Library(
     "torch",
     ("torch.utils.dlpack.ReadOnlyTensorWrapper",),
     refuse=_refuse,
     new_structs=True,
     make=_make_readonly,
+    check=_check,
     keeps_readonly=True,
     keeps_types=True,
     types=_TYPES,
@@ -225,6 +243,7 @@ LIBRARY = Library(
     on_host=attrgetter("is_cpu"),
     as_numpy=_as_numpy,
     of_numpy=_of_numpy,
+    check=_check,
     new_structs=True,
     keeps_types=True,
     types=_TYPES,

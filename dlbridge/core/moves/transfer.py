@@ -153,7 +153,9 @@ def move(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """A compact copy on the same device."""
+    """A compact copy on the same device; of no elements it is no move, and in no trace."""
+    if not tensor.size:
+        return _copy(tensor, operand_of(tensor), tensor.device, None)[0]
     return move(tensor, tensor.device, True)
 
 

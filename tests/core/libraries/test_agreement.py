@@ -14,10 +14,14 @@ from dlbridge.errors import BackendUnavailable
 LIBRARIES = ["dlbridge", "numpy", "torch", "jax", "tvm_ffi", "pyarrow", "PIL", "cuda.core", "dask"]
 
 
+@pytest.mark.parametrize(
+    ("device", "target"),
+    [("cpu:0", "cpu:0"), ("ext_dev:0", "cpu:0"), ("ext_dev:0", "ext_dev:0")],
+)
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_explain_says_what_to_device_does(library):
+def test_explain_says_what_to_device_does(library, device, target):
     peer(PEERS[library].module or library if library in PEERS else library)
-    assert disagreements(library) == []
+    assert disagreements(library, device, target) == []
 
 
 def test_explain_says_what_to_device_does_with_opencl():
