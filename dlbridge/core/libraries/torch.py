@@ -210,7 +210,7 @@ def _check(_tensor: Tensor, device: Device) -> None:
         return
     import torch
 
-    name = torch._C._get_privateuse1_backend_name()
+    name = torch.device("privateuseone").type  # as that package has called it
     if not hasattr(torch, name):
         raise ExchangeError(
             f"torch has no arrays on {device}: no package here has registered such a device "
