@@ -1,7 +1,8 @@
 """A process that has imported modules and used nothing: each program runs in a fork of it.
 
 ``python fork_server.py MODULE ...``; "-torch" says that there is no torch. `scripts.py` starts it, and
-writes a line of JSON for each program to its standard input.
+writes a line of JSON for each program to its standard input. (Children of multiprocessing's own
+``forkserver`` end by ``os._exit``; these end as a script does, with its exit functions.)
 """
 
 from __future__ import annotations

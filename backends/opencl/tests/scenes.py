@@ -298,7 +298,7 @@ def host_views_of_one_tensor_in_several_threads():
 
     sys.setswitchinterval(1e-6)
     t = bridge.to_device(np.arange(4096.0), "opencl:0", copy=True)
-    views, end = [0] * 4, time.monotonic() + 1.5  # without the lock it crashed in 0.8
+    views, end = [0] * 4, time.monotonic() + 1.5  # without the lock it crashed after 0.8 to 1.3
 
     def look(number):
         first = number % 2 * 8

@@ -252,10 +252,6 @@ def _at(side: Side, low: Sequence[int]) -> Side:
 def _copy_regions(target: Buffer, source: Buffer, count: int, regions: Any) -> int:
     """Submit a copy of *count* *regions* (a C array of VkBufferCopy)."""
     run, there, here = target.device.lib.vkCmdCopyBuffer, target.buffer, source.buffer
-    if count <= IN_COMMAND:
-        return target.queue.submit(
-            lambda commands: run(commands, here, there, count, regions), (source, target)
-        )
 
     def record(commands: Any) -> None:
         for first in range(0, count, IN_COMMAND):

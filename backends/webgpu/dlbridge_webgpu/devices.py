@@ -152,46 +152,39 @@ class Slot:
         In parts of at most a `PIECE`, as a call for each run takes milliseconds.
         """
         shape, steps, run = region
-        if region.extent <= PIECE:
-            whole = memoryview(bytearray(region.extent))
-            there = bytes_of(whole, region)
-            self.read(place, whole)
-            if reads:
-                host[...] = there
-            else:
-                there[...] = host
-                self._write_runs(place, whole, region)
+        if region.extent > PIECE:
+            if not shape:  # one long run
+                shape, steps, run, host = (run,), (1,), 1, host[:, None]
+            rows = PIECE // steps[0]
+            for low in range(0, shape[0], max(rows, 1)):
+                part = host[low : low + rows] if rows else host[low]
+                outer = part.shape[: len(shape) - (not rows)]
+                inner = Region(outer, steps[not rows :], run)
+                self.exchange(_at(place, low * steps[0]), inner, part, reads)
             return
-        if not shape:  # one long run
-            shape, steps, run, host = (run,), (1,), 1, host[:, None]
-        rows = PIECE // steps[0]
-        for low in range(0, shape[0], max(rows, 1)):
-            part = host[low : low + rows] if rows else host[low]
-            outer = part.shape[: len(shape) - (not rows)]
-            inner = Region(outer, steps[not rows :], run)
-            self.exchange(_at(place, low * steps[0]), inner, part, reads)
+        before = place[1] % UNIT
+        units = memoryview(bytearray(-(-(before + region.extent) // UNIT) * UNIT))
+        self.read(_at(place, -before), units)
+        there = bytes_of(units[before:], region)
+        if reads:
+            host[...] = there
+        else:
+            there[...] = host
+            self._write_runs(_at(place, -before), units, *_units_of(region, before))
 
-    def _write_runs(self, place: Place, whole: memoryview, region: Region) -> None:
-        """Write the units of a region's runs, and nothing of what lies between them."""
-        buffer, offset = place
-        before = offset % UNIT
-        low, high = _units_of(region, before)
+    def _write_runs(self, place: Place, content: memoryview, low: Any, high: Any) -> None:
+        """Write the units of *content* from *low* to *high* each, and none that lie between."""
         if len(low) == 1:  # there are none between
-            self.write(place, whole)
+            self._write_units(place, content)
             return
-        size = before + len(whole) + -(before + len(whole)) % UNIT
-        content = memoryview(bytearray(size))
-        if before or size > len(whole):
-            _check_units(place, len(whole))
-            self.read((buffer, offset - before), content)
-        content[before : before + len(whole)] = whole
-        between = self.device.create_buffer(size=size, usage="COPY_SRC | COPY_DST")
+        between = self.device.create_buffer(size=len(content), usage="COPY_SRC | COPY_DST")
         self.device.queue.write_buffer(between, 0, content)
+        buffer, start = place
         for first in range(0, len(low), _COMMANDS):
             encoder = self.device.create_command_encoder()
             part = slice(first, first + _COMMANDS)
             for at, end in zip(low[part].tolist(), high[part].tolist(), strict=True):
-                encoder.copy_buffer_to_buffer(between, at, buffer, offset - before + at, end - at)
+                encoder.copy_buffer_to_buffer(between, at, buffer, start + at, end - at)
             self.submit(encoder)
         self.wait()  # which frees what wgpu has kept
 

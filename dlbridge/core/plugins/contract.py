@@ -13,7 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from dlbridge import protocol
-from dlbridge.core.values.devices import DLDeviceType
+from dlbridge.core.values.devices import NUMBERED, DLDeviceType
 from dlbridge.errors import BackendError, Error
 from dlbridge.protocol import Facts
 
@@ -117,7 +117,7 @@ def _check_device_type(entry: _Entry) -> None:
             f"{entry.who}: the name {entry.name!r} belongs to {known.name} ({known:d}) in DLPack, "
             f"and the backend's device_type is {device_type}; one of the two has to change"
         )
-    if entry.name.startswith("type") and entry.name[4:].isdecimal():
+    if NUMBERED.fullmatch(entry.name):
         entry.refuse(
             ": typeN is a device type by its number, so that no device string could name this "
             "backend; choose another name"

@@ -99,7 +99,7 @@ _TORCH_TYPES: Final = {"xpu": "oneapi", "mps": "metal", "hip": "rocm", "privateu
 """torch's device types that have another name here (``torch.utils.dlpack``)."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|type-[0-9]+", re.ASCII)
-_NUMBERED = re.compile(r"type(-?[0-9]+)", re.ASCII)
+NUMBERED = re.compile(r"type(-?[0-9]+)", re.ASCII)
 _INTEGER = re.compile(r"-?[0-9]+", re.ASCII)
 
 
@@ -203,7 +203,7 @@ class Device(Value):
             name, selector = split(other)
         except ValueError:
             return False
-        numbered = _NUMBERED.fullmatch(name)
+        numbered = NUMBERED.fullmatch(name)
         if numbered:  # "type2" is cuda
             name = _NAMES.get(int(numbered[1]), name)
         return name == self.name and (selector or 0) == self.index
@@ -351,7 +351,7 @@ def _intern(type: int, index: int, name: str | None) -> Device:
 
 def _type_named(name: str) -> int | None:
     """The device type that *name* always means, None for a name of a backend's own."""
-    numbered = _NUMBERED.fullmatch(name)
+    numbered = NUMBERED.fullmatch(name)
     return int(numbered[1]) if numbered else _TYPES.get(name)
 
 
