@@ -200,6 +200,11 @@ INCOMING = {
         "pyarrow.array([{'name': 1}])",
         ["x.field('name')"],
     ),
+    "pyarrow, tables of embeddings": (
+        "pyarrow",
+        "pyarrow.table({'name': pyarrow.FixedSizeListArray.from_arrays(pyarrow.array([1, 2]), 2)})",
+        ["x['name']"],
+    ),
     "pyarrow, tables of several types": (
         "pyarrow",
         "pyarrow.table({'name': [1], 'other': [1.5]})",

@@ -218,7 +218,13 @@ def _expose_pyarrow(x: Any, copy: bool | None) -> Any:
         raise ExchangeError(f"the {origin_of(x)} has no columns, so no type; pass one that has")
     import numpy as np
 
-    return np.stack([column.to_numpy(zero_copy_only=False) for column in x.columns], axis=1)
+    matrix = np.stack([column.to_numpy(zero_copy_only=False) for column in x.columns], axis=1)
+    if matrix.dtype.kind == "O":
+        raise ExchangeError(
+            f"the columns of the {origin_of(x)} are of {x.schema.types[0]}, and only plain numbers "
+            "make a matrix; pass one column (x['name'])"
+        )
+    return matrix
 
 
 def _expose_polars(x: Any, copy: bool | None) -> Any:
