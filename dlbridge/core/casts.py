@@ -376,7 +376,7 @@ def _is_complex(dtype: DType) -> bool:
 
 def _is_small_float(dtype: DType) -> bool:
     """Whether it is a float of 8 bits or fewer."""
-    return dtype.code >= DLDataTypeCode.kDLFloat8_e3m4
+    return dtype.bits <= 8 and dtype.code >= DLDataTypeCode.kDLFloat8_e3m4
 
 
 def _part(dtype: DType) -> DType:

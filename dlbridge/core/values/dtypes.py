@@ -80,7 +80,9 @@ accepts (``dlpack.h`` 1.3, DLDataTypeCode and the examples at DLDataType)."""
 _WORDS: Final = {word: code for word, (code, _) in _FAMILIES.items()}
 
 _SMALL_FLOATS: Final = {
-    code.name[3:].lower(): (code, int(code.name[8])) for code in DLDataTypeCode if 7 <= code <= 17
+    code.name[3:].lower(): (code, int(code.name[8]))
+    for code in DLDataTypeCode
+    if code.name.startswith("kDLFloat") and code is not DLDataTypeCode.kDLFloat
 }
 """Codes with one width each, by name: ``float8_e4m3fn`` is kDLFloat8_e4m3fn, 8 bits."""
 
