@@ -57,6 +57,18 @@ assert t.tolist() == [1, 2, 3, 4] and restored == []
 del t
 assert restored == [7]
 """,
+    "A class of arrays in 30 lines": """
+values = np.arange(6, dtype="float32").reshape(2, 3)
+t = bridge.to_device(values, "cuda:0")
+parts = {"transposed": t.T, "column": t[:, 1], "reversed": t[::-1, ::-1], "empty": t[:0]}
+for what, part in parts.items():
+    x = bridge.to_device(part, "cuda:0", like=DeviceArray)
+    assert bridge.to_device(x, "cpu", like="numpy").tolist() == part.tolist(), what
+x = DeviceArray.__from_tensor__(bridge.from_blob(
+    t.data_ptr(), 6, "float32", device="cuda:0", readonly=True, owner=t
+))
+assert bridge.from_dlpack(x).readonly
+""",
 }
 CUDA = {"Memory of CUDA", "A class of arrays in 30 lines"}
 C = {"A ctypes library", "A cffi library"}

@@ -54,7 +54,8 @@ class Exporter:
     `to_device` and all other functions here.
 
     A class method ``__from_tensor__(tensor)`` that returns an instance is the way back:
-    ``like=MyArray`` uses it, and libraries that ask the exchange table for an object.
+    ``like=MyArray`` uses it, and libraries that ask the exchange table for an object. The
+    instance has the tensor's strides, and is read-only if the tensor is.
 
     Parameters
     ----------

@@ -52,3 +52,14 @@ def test_the_stream_of_the_last_work_is_written(monkeypatch):
         assert fresh.operand().memory.allocation.stream == stream.handle
     assert allocation.stream == 0
     assert fresh.operand().memory.allocation.stream == 0
+
+
+def test_an_operand_keeps_its_memory():
+    """Until it is dropped, though nothing else has the tensor any more."""
+    peer("dlbridge_fake")
+    alive = bridge.backend("ext_dev").live_allocations
+    before = alive()
+    operand = bridge.zeros(9, "float32", "ext_dev:0").operand()
+    assert alive() == before + 1
+    del operand
+    assert alive() == before
