@@ -115,6 +115,8 @@ class _End(ref[Any]):
 
     resource: Any
     resources: Resources[Any]
+    # By identity: a dead reference that nobody has asked before has no hash.
+    __hash__, __eq__ = object.__hash__, object.__eq__
 
 
 class Resources(Generic[R]):
@@ -181,7 +183,8 @@ class Resources(Generic[R]):
                     if not taken:
                         return
                     raise
-                if self._release(taken[0].resource, **how):
+                # One that is not held is back, or its owner was cut off before it had anything.
+                if taken[0] not in self._held or self._release(taken[0].resource, **how):
                     self._held.discard(taken[0])
                     taken.clear()
             finally:
@@ -208,9 +211,9 @@ class Owner(Generic[R]):
         self.resource = resource
         # As `Resources.watch`, without the call.
         end = _End(self, resources.ended.append)
-        self._end: _End | None = end
         end.resource, end.resources = resource, resources
         resources._held.add(end)
+        self._end: _End | None = end
 
     def __del__(self) -> None:
         try:

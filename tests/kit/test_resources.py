@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,44 @@ def test_an_exception_at_each_step_of_an_end(monkeypatch):
     assert steps > 50
     for moment in range(1, steps):
         assert interrupted(moment) == (moment, 1, 0)
+
+
+def begun(moment):
+    """How many steps the beginning of an owner has until *moment*, where an exception comes."""
+    released, steps = [], []
+
+    def trace(frame, event, _argument):
+        frame.f_trace_opcodes = True
+        if frame.f_code is Owner.__init__.__code__:
+            steps.append(event)
+            if len(steps) == moment:
+                sys.settrace(None)
+                raise Struck
+        return trace
+
+    kind = Resources(lambda name: released.append(name) or True)
+    owner = None
+    sys.settrace(trace)
+    with suppress(Struck):
+        owner = Owner(kind, "cut off")
+    sys.settrace(None)
+    del owner
+    other = Owner(kind, "other")
+    del other
+    kind.sweep()
+    assert {"other"} <= {*released} <= {"other", "cut off"}
+    return len(steps), len(released), len(kind)
+
+
+def test_an_exception_at_each_step_of_a_beginning(monkeypatch):
+    """Of a tracer, for example: what it leaves does not stop the ends of others."""
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda given: printed.append(given.exc_value))
+    steps, *_ = begun(0)
+    assert steps > 20
+    for moment in range(1, steps):
+        assert begun(moment) in ((moment, 1, 0), (moment, 2, 0))
+    assert printed == []
 
 
 def test_what_is_in_use_is_asked_for_again():

@@ -14,7 +14,7 @@ import numpy as np
 import pyopencl as cl
 
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
-from dlbridge.kit.resources import AllocationOwner, Resources, do_all, recall
+from dlbridge.kit.resources import AllocationOwner, Owner, Resources, do_all, recall
 
 from . import devices, foreign, queues
 from .driver import lasting, write_buffer
@@ -93,6 +93,22 @@ def _release(memory: Memory) -> bool:
 
 
 _resources: Resources[Memory] = Resources(_release)
+
+
+def _drop(reference: list[cl.MemoryObject]) -> bool:
+    reference.clear()
+    return True
+
+
+_references: Resources[list[cl.MemoryObject]] = Resources(_drop)
+
+
+def reference_to(device_id: int, data: int) -> Owner[list[cl.MemoryObject]]:
+    """A reference of our own to a user's buffer, which the user may release at any time."""
+    owner: Owner[list[cl.MemoryObject]] = Owner(_references, [])
+    if devices.device(device_id).thread_safe:  # other drivers are not called by finalizers
+        owner.resource.append(cl.MemoryObject.from_int_ptr(data, True))
+    return owner
 
 
 def _finish(device_id: int, queue: cl.CommandQueue) -> None:

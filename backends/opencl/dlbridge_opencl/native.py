@@ -44,7 +44,7 @@ def _buffer(buffer: cl.MemoryObject, device_id: int) -> NativeArray:
         shape=(buffer.size,),
         strides=None,
         readonly=bool(buffer.flags & cl.mem_flags.READ_ONLY),
-        owner=buffer,
+        owner=(memory.reference_to(device_id, buffer.int_ptr), buffer),
     )
 
 
@@ -54,7 +54,8 @@ def _svm(svm: cl.SVMPointer) -> NativeArray:
     device_id = foreign.device_of(context)
     if svm.size:
         buffer = _over_svm(context, svm)
-        described = _buffer(buffer, device_id)._replace(owner=(buffer, svm))
+        described = _buffer(buffer, device_id)
+        described = described._replace(owner=(described.owner, svm))
     else:  # OpenCL has no buffer of 0 bytes
         described = NativeArray(device_id, 0, 0, "uint8", (0,), None, readonly=False, owner=svm)
     array = getattr(svm, "mem", None)  # the array that an SVM was made from
@@ -100,10 +101,9 @@ def _array(array: Any) -> NativeArray:
         base = _over_svm(array.context, base)
     for event in array.events:  # they may be of queues that are not known here
         event.wait()
-    owner: object = (base, array)
-    if queue is not None:
-        owner = (base, array, queues.note_user(base.int_ptr, queue))
     described = _buffer(base, device_id)
+    users = None if queue is None else queues.note_user(base.int_ptr, queue)
+    owner = described.owner, array, users
     return described._replace(owner=owner, offset=array.offset, **layout)
 
 

@@ -75,6 +75,19 @@ def test_sub_buffers(opencl, context):
     assert contents(opencl, array, 512) == host[256:768].tobytes()
 
 
+@pytest.mark.parametrize("kind", ["buffer", "array"])
+def test_a_buffer_that_its_owner_releases(queue, kind):
+    """pyopencl's way to free memory early: the tensor has a reference of its own."""
+    host = np.full(64, 5, "i4")
+    array = cl.array.to_device(queue, host)
+    tensor = bridge.asarray(array if kind == "array" else array.data)
+    array.data.release()
+    others = [cl.array.to_device(queue, np.full(64, 9, "i4")) for _ in range(3)]
+    assert bridge.to_device(tensor, "cpu").tobytes() == host.tobytes()
+    bridge.copy_(tensor, np.zeros(tensor.shape, str(tensor.dtype)))
+    assert all((other.get() == 9).all() for other in others)
+
+
 def test_pooled_buffers(opencl, queue):
     pool = cl.tools.MemoryPool(cl.tools.ImmediateAllocator(queue))
     host = np.arange(100, dtype="f4")
