@@ -78,6 +78,10 @@ def test_sub_buffers(opencl, context):
 @pytest.mark.parametrize("kind", ["buffer", "array"])
 def test_a_buffer_that_its_owner_releases(queue, kind):
     """pyopencl's way to free memory early: the tensor has a reference of its own."""
+    from dlbridge_opencl import devices
+
+    if not devices.device(0).thread_safe:
+        pytest.skip("no finalizer calls this driver, so that no reference could be given back")
     host = np.full(64, 5, "i4")
     array = cl.array.to_device(queue, host)
     tensor = bridge.asarray(array if kind == "array" else array.data)
