@@ -312,6 +312,15 @@ def test_openvino_types():
         bridge.asarray(openvino.Tensor(openvino.Type.i4, openvino.Shape([4])))
 
 
+def test_the_source_of_tinygrads_copy_may_change_on_return():
+    needs("tinygrad")
+    for size in [100] * 300 + [1 << 22] * 4:
+        x = np.zeros(size, "f4")
+        copy = bridge.to_device(x, "cpu", like="tinygrad")
+        x[:] = 9
+        assert not copy.numpy().any()
+
+
 def test_arrays_of_oneapi_come_to_the_cpu():
     dpnp = needs("dpnp")
     x = dpnp.asarray([1.0, 2.0])

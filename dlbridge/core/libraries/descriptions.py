@@ -223,7 +223,10 @@ def _to_tinygrad(array: Any) -> Any:
     """``tinygrad.Tensor``, on tinygrad's default device; it reads writable memory only."""
     import tinygrad
 
-    return tinygrad.Tensor(array if array.flags.writeable else array.copy()).realize()
+    tensor = tinygrad.Tensor(array if array.flags.writeable else array.copy()).realize()
+    # Some of its devices read the array later; the caller may change it as soon as this returns.
+    tinygrad.Device[tensor.device].synchronize()
+    return tensor
 
 
 def _to_pillow(array: Any) -> Any:

@@ -446,6 +446,8 @@ def test_c_names_of_types_are_tinygrads_business(monkeypatch):
     stub = types.ModuleType("tinygrad")
 
     class Tensor:
+        device = "CL"
+
         def __init__(self, array):
             self.shape, self.dtype = array.shape, types.SimpleNamespace(name="float")
 
@@ -454,8 +456,38 @@ def test_c_names_of_types_are_tinygrads_business(monkeypatch):
 
     Tensor.__module__ = "tinygrad.tensor"
     stub.Tensor = Tensor
+    stub.Device = {"CL": types.SimpleNamespace(synchronize=lambda: None)}
     monkeypatch.setitem(sys.modules, "tinygrad", stub)
     assert type(as_library(dlbridge.from_dlpack(aligned((4,))), "tinygrad", None)) is Tensor
+
+
+def test_the_copy_of_tinygrad_is_made_on_return(monkeypatch):
+    """Its devices read the source later than `realize` returns, OpenCL's for one."""
+    stub, copies = types.ModuleType("tinygrad"), []
+
+    class Tensor:
+        device = "CL"
+
+        def __init__(self, array):
+            self.shape, self.dtype = array.shape, types.SimpleNamespace(name="float")
+            self.source = array
+
+        def realize(self):
+            copies.append(self)
+            return self
+
+    def synchronize():
+        for tensor in copies:
+            tensor.values = tensor.source.tolist()
+
+    Tensor.__module__ = "tinygrad.tensor"
+    stub.Tensor = Tensor
+    stub.Device = {"CL": types.SimpleNamespace(synchronize=synchronize)}
+    monkeypatch.setitem(sys.modules, "tinygrad", stub)
+    source = np.zeros(2, "f4")
+    taken = dlbridge.to_device(source, "cpu", like="tinygrad")
+    source[:] = 9
+    assert taken.values == [0, 0]
 
 
 @pytest.mark.parametrize("version", ["1.31", "1.32"])
