@@ -99,7 +99,7 @@ def _refuse(x: Any) -> None:
 
 def _importer(cls: type) -> Callable[[Any], Tensor]:
     torch = sys.modules["torch"]
-    known = _types_of_numpy(torch)
+    known, plain = _types_of_numpy(torch), torch.Tensor
     labels = {
         getattr(torch, name): (getattr(torch, carrier_dtype(as_dtype(name)).name), as_dtype(name))
         for name in _NOT_IN_NUMPY
@@ -119,20 +119,22 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
         try:
             if dtype in known:
                 array = to_numpy(x)
-                if not array.size:
-                    return wrap_array(array)
-                # torch has no negative strides: `wrap_array` would do the same.
-                tensor = new_array_tensor()
-                tensor._array = array
-                tensor.numpy_export = array.__dlpack__
-                return tensor
-            if dtype in labels and not x.requires_grad and not is_neg(x):
+                # In a FakeTensorMode it is of a fake tensor, whose memory has gone.
+                if array.base.__class__ is plain:
+                    if not array.size:
+                        return wrap_array(array)
+                    # torch has no negative strides: `wrap_array` would do the same.
+                    tensor = new_array_tensor()
+                    tensor._array = array
+                    tensor.numpy_export = array.__dlpack__
+                    return tensor
+            elif dtype in labels and not x.requires_grad and not is_neg(x):
                 # A view as integers of the same size; it would hide a gradient.
                 carrier, label = labels[dtype]
                 array = to_numpy(view(x, carrier))
                 return label_plain(array, label) if array.size else label_array(array, label, 0)
-        except unless_handler(RuntimeError, TypeError, ValueError):
-            pass  # ValueError: extents that overflow
+        except unless_handler(Exception):
+            pass  # a FakeTensorMode raises AssertionError, extents that overflow ValueError
         return import_producer(x, None, None, None)
 
     return from_torch
@@ -171,13 +173,17 @@ def _of_numpy() -> Callable[[Any], Any]:
 
 def _as_numpy() -> Callable[[Any], Any]:
     torch = sys.modules["torch"]
-    known, to_numpy = _types_of_numpy(torch), torch.Tensor.numpy
+    known, plain, to_numpy = _types_of_numpy(torch), torch.Tensor, torch.Tensor.numpy
 
     def convert(x: Any) -> Any:
         try:
-            return to_numpy(x) if x.dtype in known else None
-        except unless_handler(RuntimeError, TypeError):  # a gradient, a lazy sign, another device
-            return None
+            if x.dtype in known:
+                array = to_numpy(x)
+                if array.base.__class__ is plain:  # as in `_importer`
+                    return array
+        except unless_handler(Exception):
+            pass  # a gradient, a lazy sign, another device, a FakeTensorMode
+        return None
 
     return convert
 

@@ -42,6 +42,24 @@ def test_torch_tensors_that_have_no_memory_are_named():
             take(torch._efficientzerotensor((2,)))
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_real_tensors_in_torchs_fake_mode(kind, allowed):
+    """There torch's `numpy()` raises an AssertionError, or gives memory that was freed at once."""
+    torch = peer("torch")
+    fake = peer("torch._subclasses.fake_tensor")
+    x = torch.arange(6).to(getattr(torch, kind))
+    ways = (
+        WAYS if kind == "bfloat16" else [*WAYS, lambda x: bridge.to_device(x, "cpu", like="numpy")]
+    )
+    with fake.FakeTensorMode(allow_non_fake_inputs=allowed):
+        taken = [bridge.asarray(take(x)) for take in ways]
+        with pytest.raises(BufferError, match="meta or fake"):
+            bridge.from_dlpack(torch.zeros(3))
+    for tensor in taken:
+        assert tensor.data_ptr() == x.data_ptr()
+
+
 @pytest.mark.parametrize("refuses", [False, True])
 def test_after_any_error_of_a_table_the_method_is_asked(refuses, monkeypatch):  # X14
     """A table that fails, on a class whose own method says why (paddle, torch's sparse)."""
