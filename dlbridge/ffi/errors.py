@@ -11,6 +11,7 @@ import atexit
 import builtins
 import re
 import threading
+from ctypes import ArgumentError
 from functools import lru_cache
 from threading import get_ident
 from types import CodeType, FrameType, FunctionType, TracebackType
@@ -90,6 +91,7 @@ def backtrace_of(traceback: TracebackType | None) -> str:
 
 
 _MAX_CAUSES: Final = 32
+_TOO_DEEP: Final = b"maximum recursion depth exceeded"
 
 # An update of a backtrace frees the text that another thread may be reading.
 _backtraces: Final = renewed_lock()
@@ -154,8 +156,8 @@ def register_error(name_or_cls: Any = None, cls: Any = None) -> Any:
 
 _BUILTIN: Final = """
     AssertionError AttributeError BufferError GeneratorExit IndexError KeyError KeyboardInterrupt
-    MemoryError NotImplementedError OSError OverflowError RuntimeError StopIteration SystemExit
-    TypeError ValueError ZeroDivisionError
+    MemoryError NotImplementedError OSError OverflowError RecursionError RuntimeError StopIteration
+    SystemExit TypeError ValueError ZeroDivisionError
 """
 for _name in _BUILTIN.split():
     register_error(_name, getattr(builtins, _name))
@@ -293,14 +295,20 @@ def raised() -> BaseException:
     there is none: the callee broke the rule, or a finalizer or signal handler
     has made another failing call in between.
     """
-    owned = _take_raised()
-    if untaken:
-        untaken.discard(get_ident())
-    if owned is None:
-        return RuntimeError(
-            "a TVM-FFI function failed without saying why (it set no error, or the error was lost)"
-        )
-    return _exception(owned, _MAX_CAUSES)
+    try:
+        owned = _take_raised()
+        if untaken:
+            untaken.discard(get_ident())
+        if owned is None:
+            return RuntimeError(
+                "a TVM-FFI function failed without saying why "
+                "(it set no error, or the error was lost)"
+            )
+        return _exception(owned, _MAX_CAUSES)
+    except ArgumentError as exc:  # ctypes makes it of any error that comes while it converts
+        if "RecursionError" in str(exc):
+            return RecursionError(_TOO_DEEP.decode())
+        raise
 
 
 def interrupted(error: SystemError) -> BaseException:
@@ -375,6 +383,13 @@ def _instance(kind: str, message: str) -> BaseException:
 
 def set_raised(exception: BaseException) -> None:
     """Make *exception* the error with which the running callback fails."""
+    try:
+        _describe_raised(exception)
+    except RecursionError:  # the calls that this depth leaves do not suffice: this is one
+        C.TVMFFIErrorSetRaisedFromCStr(b"RecursionError", _TOO_DEEP)
+
+
+def _describe_raised(exception: BaseException) -> None:
     thread = get_ident()
     # Threads that C made run no Python at exit, and may never call to have it dropped.
     if any(thread == known.ident for known in threading.enumerate()):
@@ -389,6 +404,8 @@ def set_raised(exception: BaseException) -> None:
                 raise
             _set_error(second)
         except BaseException:  # this one cannot be described either
+            if stop is None and isinstance(exception, RecursionError):
+                raise exception from None
             kind = b"RuntimeError" if stop is None else type(stop).__name__.encode()
             C.TVMFFIErrorSetRaisedFromCStr(kind, b"an exception that cannot be described")
 

@@ -26,6 +26,7 @@ KINDS = [
     MemoryError,
     NotImplementedError,
     OverflowError,
+    RecursionError,
     OSError,
     StopIteration,
 ]
@@ -105,6 +106,22 @@ def test_traceback_keeps_no_locals_alive(testing):
         assert caught.__traceback__ is not None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("places", [0, 1, 2])
+def test_a_callback_that_recurses_too_deep_says_so(places):
+    """Wherever the limit is met: in the callback, in the call, or while the error is described."""
+
+    def deeper(*arguments):
+        return function(*arguments)
+
+    def from_level(level):
+        return from_level(level - 1) if level else function(*range(places))
+
+    function = ffi.convert_func(deeper)
+    for level in range(10):
+        with pytest.raises(RecursionError):
+            from_level(level)
 
 
 def test_failure_without_an_error():  # 1.1 ErrorMoveFromRaised: SIGSEGV in tvm_ffi
