@@ -99,6 +99,16 @@ def _refuse_sparse(x: Any) -> None:
     )
 
 
+def _refuse_pint(x: Any) -> None:
+    """A quantity over a masked array, whose `__array__` drops the mask."""
+    inner = getattr(x, "magnitude", None)  # a unit has none
+    if hasattr(inner, "mask") and hasattr(inner, "filled"):
+        raise ExchangeError(
+            "the pint.Quantity has a masked array, which has no DLPack form; pass "
+            "x.magnitude.filled() or x.magnitude.data"
+        )
+
+
 def _expose_xarray(x: Any, _copy: bool | None) -> Any:
     """The array inside a DataArray or Variable, whichever library it belongs to."""
     inner = getattr(x, "data", None)
@@ -454,6 +464,7 @@ SMALL = {
         ),
         Library("sparse", refuse=_refuse_sparse),
         Library("scipy.sparse", refuse=_refuse_sparse),
+        Library("pint", refuse=_refuse_pint),
     )
 }
 """By the name that ``like=`` uses. mpi4py is not here: it has no arrays of its own."""

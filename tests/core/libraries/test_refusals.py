@@ -50,6 +50,10 @@ REFUSED = {
     "dask": (stub("dask.array.core.Array", **LAZY), r"x\.compute\(\)"),
     "tinygrad": (stub("tinygrad.tensor.Tensor", **LAZY), r"pass x\.numpy\(\)"),
     "sparse": (stub("sparse.numba_backend._coo.core.COO"), r"x\.todense\(\)"),
+    "a quantity of a masked array": (
+        stub("pint.Quantity", magnitude=np.ma.masked_array([1.0, 2.0], [0, 1])),
+        r"x\.magnitude\.filled\(\)",
+    ),
     "a list of DALI": (stub("nvidia.dali.backend.TensorListCPU"), r"x\.as_tensor\(\)"),
     "an indexed array of warp": (stub("warp._src.types.indexedarray"), r"x\.contiguous\(\)"),
 }
