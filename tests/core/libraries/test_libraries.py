@@ -42,6 +42,92 @@ def test_torch_tensors_that_have_no_memory_are_named():
             take(torch._efficientzerotensor((2,)))
 
 
+def explained(x):
+    return bridge.explain(x, "cpu")
+
+
+def test_torch_classes_that_wrap_other_tensors():
+    torch = peer("torch")
+
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            make = torch.Tensor._make_wrapper_subclass
+            return make(cls, inner.shape, dtype=inner.dtype, requires_grad=inner.requires_grad)
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            raise AssertionError("asked")
+
+    class Local(Wrapper):
+        def to_local(self):
+            return self.inner
+
+    for take in (*WAYS, explained):
+        for inner in (torch.ones(3), torch.ones(3, requires_grad=True)):
+            with pytest.raises(BufferError, match=r"Wrapper has no memory of its own.*inside"):
+                take(Wrapper(inner))
+            with pytest.raises(BufferError, match=r"Local has no memory of its own.*x\.to_local"):
+                take(Local(inner))
+    assert bridge.asarray(Wrapper(torch.ones(0))).shape == (0,)
+
+
+def test_distributed_tensors_of_torch():
+    torch = peer("torch")
+    tensors = peer("torch.distributed.tensor")
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        mesh = tensors.init_device_mesh("cpu", (1,))
+        x = tensors.distribute_tensor(torch.ones(4), mesh, [tensors.Shard(0)])
+        for take in (*WAYS, explained):
+            with pytest.raises(BufferError, match=r"pass x\.to_local\(\)"):
+                take(x)
+        assert bridge.asarray(x.to_local()).tolist() == [1, 1, 1, 1]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_sharded_arrays_of_jax():
+    peer("jax")
+    run_script(
+        """
+        import jax, numpy, dlbridge
+
+        mesh = jax.make_mesh((4,), ("x",))
+        values = numpy.arange(8, dtype="float32")
+
+        def explained(x):
+            return dlbridge.explain(x, "cpu")
+
+        def to_cpu(x):
+            return dlbridge.to_device(x, "cpu", copy=True)
+
+        for names in (("x",), ()):
+            spec = jax.sharding.PartitionSpec(*names)
+            x = jax.device_put(values, jax.sharding.NamedSharding(mesh, spec))
+            asked = (dlbridge.device_of, dlbridge.from_dlpack, dlbridge.asarray, to_cpu, explained)
+            for take in asked:
+                try:
+                    take(x)
+                except dlbridge.ExchangeError as error:
+                    said, cause = str(error), error.__cause__
+                else:
+                    raise AssertionError(take)
+                assert "4 devices" in said
+                assert type(cause) is BufferError
+                for way in ("numpy.asarray(x)", "x.addressable_shards[0].data"):
+                    assert way in said
+                    assert dlbridge.asarray(eval(way)).size in (2, 8)
+        """,
+        env={"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"},
+    )
+
+
 @pytest.mark.parametrize("refuses", [False, True])
 def test_after_any_error_of_a_table_the_method_is_asked(refuses, monkeypatch):  # X14
     """A table that fails, on a class whose own method says why (paddle, torch's sparse)."""
