@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from dlbridge.core.dlpack.exports import check_copy
-from dlbridge.core.interfaces.anything import import_anything
+from dlbridge.core.interfaces.anything import import_anything, refuse_read_once
 from dlbridge.core.interfaces.dlpack import import_producer
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.like import as_library
@@ -468,8 +468,8 @@ def plan(
         If *copy* is False and a step would copy, if the device does not exist, or
         if the library *like* cannot have the tensor. It is also a BufferError.
     TypeError
-        If *x* is a capsule, which planning would consume, or is not accepted by
-        `asarray`; if another argument has the wrong type.
+        If *x* is a capsule, or an Arrow stream without a length, which planning would
+        consume; if it is not accepted by `asarray`; if another argument has the wrong type.
     ValueError
         If no device has such a name.
     BackendUnavailable
@@ -482,11 +482,7 @@ def plan(
     >>> bridge.plan(np.zeros(8), "cpu", copy=True).nbytes
     64
     """
-    if type(x).__name__ == "PyCapsule":
-        raise TypeError(
-            "planning would consume the capsule: import it first "
-            "(t = dlbridge.from_dlpack(capsule)) and plan t"
-        )
+    refuse_read_once(x, "planning", "plan t")
     try:
         route = ROUTES[type(x), device, like]
     except (KeyError, TypeError):

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.python_api import address_of
-from dlbridge.core.interfaces.anything import import_anything, is_copied
+from dlbridge.core.interfaces.anything import import_anything, is_copied, is_read_once
 from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of
 from dlbridge.core.libraries.like import Conversion
@@ -84,7 +84,8 @@ def find_route(x: Any, device: DeviceLike, like: object) -> Route:
     try:
         route = Route(importer, device, like)
     except (Error, ImportError, TypeError, ValueError):
-        at_its_place(x, importer, None, device)
+        if not is_read_once(x):
+            at_its_place(x, importer, None, device)
         raise
     if key is not None:
         route.direct = _direct(cls, route)
@@ -249,7 +250,7 @@ class Move:
         plan, x, here = self.plan, self.x, self.operand.device
         if not plan.may_copy or importer_of(type(x)) is not None or not here.is_host:
             return
-        if is_copied(x, plan.target):
+        if is_copied(x, self.tensor, plan.target):
             plan.origin = origin_of(x)
             if self.operand.nbytes:
                 reason = f"{plan.origin} has no memory that a tensor could share"

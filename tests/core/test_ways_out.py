@@ -14,6 +14,25 @@ from peers import peer
 
 import dlbridge as bridge
 
+
+class ByMethod:
+    """An object whose values ``__array__`` gives."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+class ByInterface:
+    """An object with ``__array_interface__``, *more* in it."""
+
+    def __init__(self, array, **more):
+        self.array = array
+        self.__array_interface__ = {**array.__array_interface__, **more}
+
+
 INCOMING = {
     "torch, gradients": ("torch", "torch.ones(3, requires_grad=True)", ["x.detach()"]),
     "torch, conjugate": (
@@ -63,7 +82,51 @@ INCOMING = {
         ["x.toarray()", "x.data"],
     ),
     "numpy, masked": ("numpy", "numpy.ma.array([1, 2], mask=[0, 1])", ["x.filled()", "x.data"]),
-    "numpy, dates": ("numpy", "numpy.array(['2026-01-01'], 'M8[D]')", ["x.view('int64')"]),
+    "numpy, dates": (
+        "numpy",
+        "numpy.array(['2026-01-01'], 'M8[D]')",
+        ["numpy.asarray(x).view('int64')"],
+    ),
+    "an array method, dates": (
+        "numpy",
+        "ByMethod(numpy.array(['2026-01-01'], 'M8[D]'))",
+        ["numpy.asarray(x).view('int64')"],
+    ),
+    "an array interface, dates": (
+        "numpy",
+        "ByInterface(numpy.array(['2026-01-01'], 'M8[D]'))",
+        ["numpy.asarray(x).view('int64')"],
+    ),
+    "an array method, masked": (
+        "numpy",
+        "ByMethod(numpy.ma.array([1, 2], mask=[0, 1]))",
+        ["numpy.asanyarray(x).filled(value)"],
+    ),
+    "an array interface, masked": (
+        "numpy",
+        "ByInterface(numpy.zeros(2), mask=numpy.ones(2))",
+        ["numpy.asarray(x)"],
+    ),
+    "ctypes, structures": (
+        "ctypes",
+        "(type('P', (ctypes.Structure,), {'_fields_': [('name', ctypes.c_float)]}) * 3)()",
+        ["numpy.asarray(x)['name']"],
+    ),
+    "ctypes, another byte order": (
+        "ctypes",
+        "(ctypes.c_float.__ctype_be__ * 3)()",
+        ["numpy.asarray(x).astype('float32')"],
+    ),
+    "PIL, another byte order": (
+        "PIL.Image",
+        "PIL.Image.new('I;16B', (2, 2))",
+        ["numpy.asarray(x).astype('uint16')"],
+    ),
+    "scipy, operators": (
+        "scipy.sparse.linalg",
+        "scipy.sparse.linalg.aslinearoperator(numpy.eye(2))",
+        ["x @ numpy.eye(x.shape[1])"],
+    ),
     **{
         f"numpy, {what}": ("numpy", made, [f"numpy.ascontiguousarray(x).view('{kind}')"])
         for what, made, kind in (
@@ -77,15 +140,28 @@ INCOMING = {
             ("a scalar of raw memory", "numpy.void(b'abc')", "uint8"),
         )
     },
-    "numpy, fields": ("numpy", "numpy.zeros(3, [('name', 'i4')])", ["x['name']"]),
+    "numpy, fields": (
+        "numpy",
+        "numpy.zeros(3, [('name', 'i4')])",
+        ["numpy.asarray(x)['name']"],
+    ),
     "numpy, objects": ("numpy", "numpy.array([1, 2.5], object)", []),
     "numpy, another byte order": (
         "numpy",
         "numpy.zeros(3, numpy.dtype('i4').newbyteorder())",
-        ["x.astype(x.dtype.newbyteorder('='))"],
+        ["numpy.asarray(x).astype('int32')"],
     ),
-    "numpy, long doubles": ("numpy", "numpy.zeros(3, 'g')", ["x.astype('float64')"]),
-    "numpy, complex long doubles": ("numpy", "numpy.zeros(3, 'G')", ["x.astype('complex128')"]),
+    "ml_dtypes, another byte order": (
+        "ml_dtypes",
+        "numpy.zeros(3, numpy.dtype(ml_dtypes.bfloat16).newbyteorder())",
+        ["numpy.asarray(x).astype('bfloat16')"],
+    ),
+    "numpy, long doubles": ("numpy", "numpy.zeros(3, 'g')", ["numpy.asarray(x).astype('float64')"]),
+    "numpy, complex long doubles": (
+        "numpy",
+        "numpy.zeros(3, 'G')",
+        ["numpy.asarray(x).astype('complex128')"],
+    ),
     "pyarrow, nulls": ("pyarrow", "pyarrow.array([1, None])", ["x.fill_null(value)"]),
     "pyarrow, dates": (
         "pyarrow",
@@ -217,6 +293,17 @@ INCOMING = {
         ["x['name']", "x.astype('float64')"],
     ),
     "pandas, texts": ("pandas", "pandas.Series(['a'])", ["pandas.factorize(x)[0]"]),
+    **{
+        f"pandas, sparse {what}": ("pandas", made, ["numpy.asarray(x)"])
+        for what, made in (
+            ("floats", "pandas.Series(pandas.arrays.SparseArray([0, 0, 1.5]))"),
+            ("arrays", "pandas.arrays.SparseArray([0, 0, 2])"),
+            (
+                "tables",
+                "pandas.DataFrame({'a': pandas.arrays.SparseArray([0, 0, 1.5])})",
+            ),
+        )
+    },
     "pandas, categories": (
         "pandas",
         "pandas.Series(['a']).astype('category')",
@@ -291,7 +378,8 @@ def explained(x):
 
 def names_for(library):
     """What a way out may speak of."""
-    names = {"bridge": bridge, "dlbridge": bridge, "numpy": np, "value": 0}
+    names = {"__name__": "rows", "bridge": bridge, "dlbridge": bridge, "numpy": np, "value": 0}
+    names |= {"ByMethod": ByMethod, "ByInterface": ByInterface}
     names[library.partition(".")[0]] = peer(library.partition(".")[0])
     if "." in library:
         peer(library)

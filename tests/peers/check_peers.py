@@ -271,6 +271,17 @@ def test_sparse_arrays_are_named():
     for function in (bridge.asarray, lambda x: bridge.explain(x, "cpu")):
         with pytest.raises(BufferError, match=r"x\.todense\(\)"):
             function(x)
+    held = importlib.import_module("xarray").DataArray(x)
+    with pytest.raises(BufferError, match=r"pass x\.data\.todense\(\)"):
+        bridge.asarray(held)
+    assert bridge.asarray(held.data.todense()).tolist() == np.eye(3).tolist()
+
+
+def test_dates_in_xarray():
+    array = needs("xarray").DataArray(np.array(["2026-01-01"], "M8[s]"))
+    with pytest.raises(BufferError, match=r"pass numpy\.asarray\(x\)\.view\('int64'\)"):
+        bridge.asarray(array)
+    assert bridge.asarray(np.asarray(array).view("int64")).shape == (1,)
 
 
 def test_lazy_arrays_are_not_computed():

@@ -14,6 +14,7 @@ from dlbridge.core.interfaces import arrow
 
 RELEASE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 GET = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+LAST_ERROR = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype = ctypes.py_object
 new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
@@ -125,6 +126,20 @@ class FailsWithGarbage(Stream):
     def _next(self, _stream, out):
         arrow._Array.from_address(out).release = 8
         return 5
+
+
+class FailsWithWords(Stream):
+    """Gives one chunk, and then a reason why there are no more."""
+
+    def __init__(self):
+        words = ctypes.create_string_buffer(b"the disk is full")
+        get = LAST_ERROR(lambda _stream: ctypes.addressof(words))
+        kept.extend([words, get])
+        last_error = ctypes.cast(get, ctypes.c_void_p).value
+        super().__init__([Node()], get_last_error=last_error)
+
+    def _next(self, stream, out):
+        return super()._next(stream, out) if self.nodes else 5
 
 
 AT = ctypes.addressof(VALUES)
@@ -265,6 +280,10 @@ WRONG = {
     ("stream without get_schema", "get_schema"): lambda: Stream([Node()], get_schema=None),
     ("stream without get_next", "get_next"): lambda: Stream([Node()], get_next=None),
     ("stream that fails with garbage", "failed"): lambda: FailsWithGarbage([Node()]),
+    (
+        "stream that fails after a chunk",
+        "the Arrow stream of the __main__.FailsWithWords failed: the disk is full",
+    ): FailsWithWords,
     ("stream whose second chunk is wrong", "offset -3"): lambda: Stream([Node(), Node(offset=-3)]),
     ("stream whose schema is released", "schema that is released"): lambda: Stream(
         [Node(schema={"release": None})]

@@ -25,7 +25,7 @@ from .array_interfaces import (
     from_buffer,
     from_cuda_array_interface,
 )
-from .arrow import from_arrow, is_arrow
+from .arrow import from_arrow, is_arrow, is_stream
 from .dlpack import device_of_producer, import_producer, refuse_class
 from .lists import array_of
 from .native import import_native
@@ -79,14 +79,36 @@ def import_anything(
     return _from_buffer_or_numbers(x, wanted, copy)
 
 
-def is_copied(x: Any, device: DeviceLike | None = None) -> bool:
-    """Whether `import_anything`, which has taken *x*, has copied its elements.
+def is_read_once(x: Any) -> bool:
+    """Whether *x* is used up by its import: a capsule, or a stream of Arrow that is imported so."""
+    cls = type(x)
+    others = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
+    return cls.__name__ == "PyCapsule" or (
+        is_stream(x) and not any(hasattr(cls, name) for name in others)
+    )
+
+
+def refuse_read_once(x: Any, question: str, then: str) -> None:
+    """TypeError if the *question* would use *x* up; *then*, of its tensor t, is the way out."""
+    if not is_read_once(x):
+        return
+    if type(x).__name__ == "PyCapsule":
+        what, way = "capsule", "t = dlbridge.from_dlpack(capsule)"
+    else:
+        what, way = "stream", "t = dlbridge.asarray(x), or of columns t = pyarrow.table(x)['name']"
+    raise TypeError(f"{question} would consume the {what}: import it first ({way}) and {then}")
+
+
+def is_copied(x: Any, tensor: Tensor, device: DeviceLike | None = None) -> bool:
+    """Whether `import_anything`, which has made *tensor* of *x*, has copied its elements.
 
     That is so where copy=False is refused. To ask may read *x* once more, so it is for plans
     and traces. Copies that a DLPack producer makes are its own, and not known here.
     """
     if type(x).__name__ == "PyCapsule":
         return False
+    if is_read_once(x):
+        return tensor.origin != origin_of(x)  # that of numpy's array, which has the copy
     if hasattr(type(x), "__dlpack__") and not _is_by_arrow(x):
         return False
     with warnings.catch_warnings():
@@ -181,8 +203,8 @@ def device_of(x: ArrayLike, /) -> Device:
     Parameters
     ----------
     x : ArrayLike
-        Everything that `asarray` takes, except a capsule. Lists and numbers are on the
-        CPU.
+        Everything that `asarray` takes, except a capsule and an Arrow stream without a
+        length. Lists and numbers are on the CPU.
 
     Returns
     -------
@@ -192,7 +214,7 @@ def device_of(x: ArrayLike, /) -> Device:
     Raises
     ------
     TypeError
-        If *x* is not accepted by `asarray`, or a capsule, which looking would
+        If *x* is not accepted by `asarray`, or a capsule or a stream, which looking would
         consume. For the device that a text or a number names see `device`.
     ExchangeError
         If *x* is an array that dlbridge cannot take.
@@ -207,11 +229,7 @@ def device_of(x: ArrayLike, /) -> Device:
     cls = type(x)
     if cls in BUILTIN:
         return CPU
-    if cls.__name__ == "PyCapsule":
-        raise TypeError(
-            "device_of would consume the capsule: import it first "
-            "(t = dlbridge.from_dlpack(capsule)) and take t.device"
-        )
+    refuse_read_once(x, "device_of", "take dlbridge.device_of(t)")
     refuse_class(x)
     if not hasattr(cls, "__dlpack_device__"):
         return import_anything(x, None, None).device

@@ -66,7 +66,7 @@ def from_array_interface(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
 
     interface = x.__array_interface__
     if isinstance(interface, dict) and interface.get("mask") is not None:
-        raise _has_mask(x)
+        raise _has_mask(x, "numpy.asarray(x), which has the values under the mask, too")
     if copy is False and isinstance(interface, dict):
         # An exporter that makes its bytes anew each time (PIL) shares nothing.
         again = x.__array_interface__
@@ -125,15 +125,15 @@ def from_array_method(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
             raise
         raise ExchangeError(NOTHING_TO_SHARE.format(origin_of(x))) from exc
     if isinstance(array, np.ma.MaskedArray):
-        raise _has_mask(x)
+        raise _has_mask(x, "numpy.asanyarray(x).filled(value)")
     if copy is False and array.size and not np.may_share_memory(array, np.asanyarray(x)):
         # A method without the keyword copy makes one when it likes to.
         raise ExchangeError(NOTHING_TO_SHARE.format(origin_of(x)))
     return np.ndarray.view(array, np.ndarray)
 
 
-def _has_mask(x: Any) -> ExchangeError:
-    return ExchangeError(f"{origin_of(x)} has a mask, which DLPack cannot carry; fill it first")
+def _has_mask(x: Any, way_out: str) -> ExchangeError:
+    return ExchangeError(f"{origin_of(x)} has a mask, which DLPack cannot carry; pass {way_out}")
 
 
 def describe_array(tensor: Tensor) -> dict[str, Any]:

@@ -10,6 +10,7 @@ drops an array may run late, even after Python has ended, and has to be C.
 from __future__ import annotations
 
 import ctypes
+import sys
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +26,7 @@ from dlbridge.core.values.layout import MAX_NBYTES, why_impossible
 from dlbridge.errors import ExchangeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from dlbridge.core.tensor.tensor import Tensor
 
@@ -109,12 +110,23 @@ def is_arrow(x: Any) -> bool:
     return any(getattr(cls, name, None) for name in ("__arrow_c_array__", "__arrow_c_stream__"))
 
 
+def is_stream(x: Any) -> bool:
+    """Whether *x* may give its elements once only: a stream of Arrow without a length.
+
+    Arrow has no other sign: nanoarrow's streams and pyarrow's readers have no ``__len__``, and
+    chunked arrays, series and tables, which can be exported again, have one.
+    """
+    cls = type(x)
+    once = getattr(cls, "__arrow_c_stream__", None) and not getattr(cls, "__arrow_c_array__", None)
+    return bool(once) and not hasattr(cls, "__len__")
+
+
 def from_arrow(x: Any, copy: bool | None) -> Tensor:
     """The Tensor of the column *x*: read-only, as Arrow's arrays are immutable.
 
     Lists of one length become further dimensions. Several chunks, and bools, which Arrow packs
     in bits, need a copy. ExchangeError for null values, for types that DLPack does not have and
-    for structs that break Arrow's rules.
+    for structs that break Arrow's rules. Types are looked at before a stream gives a chunk.
     """
     schema, chunks = _array_of(x) if getattr(type(x), "__arrow_c_array__", None) else _stream_of(x)
     layout, widths = _layout_of(x, schema)
@@ -125,7 +137,7 @@ def from_arrow(x: Any, copy: bool | None) -> Tensor:
         what = "packed bools" if layout == _BOOLS else f"{len(runs)} chunks"
         raise ExchangeError(
             f"the {origin_of(x)} has {what}, which come out by a copy, and copy=False forbids it; "
-            "pass copy=None"
+            f"pass copy=None{_used_up(x)}"
         )
     return _join(runs, layout, widths, origin_of(x))
 
@@ -158,6 +170,12 @@ def _layout_of(x: Any, schema: _Schema) -> tuple[str, tuple[int, ...]]:
         widths.append(int(width))
         schema = _child(x, schema, _Schema)
         layout = _format(x, schema)
+    if layout == "+s" and not (_is_of_pyarrow(x) or origin_of(x).startswith("polars.")):
+        raise ExchangeError(
+            f"the {origin_of(x)} has columns, which may differ in type; pass one of "
+            "them: pyarrow.table(x)['name']"
+            + (" (x anew, if opening the stream has used it up)" if is_stream(x) else "")
+        )
     if (layout not in _FORMATS and layout != _BOOLS) or schema.dictionary:
         kind = getattr(x, "type", None) or getattr(x, "dtype", None) or repr(layout)
         raise ExchangeError(
@@ -173,9 +191,9 @@ def _way_out(x: Any, layout: str, schema: _Schema) -> str:
     """What to pass instead of *x*, of elements of *layout*, in the words of pyarrow."""
     if origin_of(x).startswith("polars."):
         return _way_out_of_polars(x, layout, schema)
-    array = "x.combine_chunks()" if hasattr(x, "combine_chunks") else "x"
-    if schema.metadata and (hasattr(x, "storage") or array != "x"):  # an extension type
-        array = f"{array}.storage"
+    array = _one_array(x)
+    if schema.metadata and (hasattr(x, "storage") or hasattr(x, "combine_chunks")):
+        array = f"{array}.storage"  # an extension type
     if schema.dictionary:
         return (
             f"pass {array}.indices, or decode a dictionary of numbers: {array}.dictionary_decode()"
@@ -184,6 +202,31 @@ def _way_out(x: Any, layout: str, schema: _Schema) -> str:
         if layout.startswith(start):
             return f"pass {way.replace('X', array)}"
     return "cast it to numbers"
+
+
+def _is_of_pyarrow(x: Any) -> bool:
+    library = sys.modules.get("pyarrow.lib")
+    return library is not None and isinstance(x, (library.Array, library.ChunkedArray))
+
+
+def _column(x: Any) -> str:
+    """*x*, a column of any library, as pyarrow's."""
+    if _is_of_pyarrow(x):
+        return "x"
+    is_array = getattr(type(x), "__arrow_c_array__", None)
+    return "pyarrow.array(x)" if is_array else "pyarrow.chunked_array(x)"
+
+
+def _one_array(x: Any) -> str:
+    """The same without chunks."""
+    column = _column(x)
+    has_chunks = hasattr(x, "combine_chunks") or column == "pyarrow.chunked_array(x)"
+    return f"{column}.combine_chunks()" if has_chunks else column
+
+
+def _used_up(x: Any) -> str:
+    """What to add to a way out if the stream *x* has given its elements."""
+    return " (x anew: the stream is used up)" if is_stream(x) else ""
 
 
 def _way_out_of_polars(x: Any, layout: str, schema: _Schema) -> str:
@@ -342,47 +385,51 @@ def _refuse_nulls(x: Any, node: _Array, start: int, count: int, depth: int, list
     if missing:
         raise ExchangeError(
             f"the {origin_of(x)} has {missing} null value{'s' if missing > 1 else ''}, which "
-            f"DLPack cannot carry; pass {_without_nulls(x, depth, lists)}"
+            f"DLPack cannot carry; pass {_without_nulls(x, depth, lists)}{_used_up(x)}"
         )
 
 
 def _without_nulls(x: Any, depth: int, lists: int) -> str:
     """What to pass instead of *x*, which has null values at this *depth* of *lists*."""
-    if not lists:
-        return "x.fill_null(value)"  # numbers; of lists no library fills what is in them
     in_polars = origin_of(x).startswith("polars.")
+    column = "x" if in_polars else _column(x)
+    if not lists:
+        return f"{column}.fill_null(value)"  # numbers; of lists no library fills what is in them
     if depth == 0:
-        return "x.drop_nulls()" if in_polars else "x.drop_null()"
+        return "x.drop_nulls()" if in_polars else f"{column}.drop_null()"
     if in_polars:
         return f"x{'.explode()' * lists}.fill_null(value), reshaped"
-    array = "x.combine_chunks()" if hasattr(x, "combine_chunks") else "x"
-    return f"{array}{'.flatten()' * lists}.fill_null(value), reshaped"
+    return f"{_one_array(x)}{'.flatten()' * lists}.fill_null(value), reshaped"
 
 
-def _array_of(x: Any) -> tuple[_OwnSchema, list[_OwnArray]]:
+def _array_of(x: Any) -> tuple[_OwnSchema, Iterator[_OwnArray]]:
     pair = x.__arrow_c_array__()
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise _broken(x, f"__arrow_c_array__ returned {type(pair).__name__}, not two capsules")
     schema, array = pair
     return (
         _take(_OwnSchema(), schema, b"arrow_schema"),
-        [_take(_OwnArray(), array, b"arrow_array")],
+        iter([_take(_OwnArray(), array, b"arrow_array")]),
     )
 
 
-def _stream_of(x: Any) -> tuple[_OwnSchema, list[_OwnArray]]:
+def _stream_of(x: Any) -> tuple[_OwnSchema, Iterator[_OwnArray]]:
+    """The schema, and the chunks, each of which is asked for when it is wanted."""
     stream = _take(_OwnStream(), x.__arrow_c_stream__(), b"arrow_array_stream")
     schema = _OwnSchema()
     _call(x, stream, stream.get_schema, schema)
     if not schema.release:
         raise _broken(x, "its stream gives a schema that is released")
-    chunks: list[_OwnArray] = []
+    return schema, _chunks_of(x, stream)
+
+
+def _chunks_of(x: Any, stream: _OwnStream) -> Iterator[_OwnArray]:
     while True:
         chunk = _OwnArray()
         _call(x, stream, stream.get_next, chunk)
         if not chunk.release:
-            return schema, chunks
-        chunks.append(chunk)
+            return
+        yield chunk
 
 
 def _call(x: Any, stream: _OwnStream, function: int | None, out: _Owned) -> None:

@@ -76,12 +76,7 @@ def _expose_pandas(x: Any, copy: bool | None) -> Any:
         )
     plain = getattr(dtype, "numpy_dtype", None)
     if plain is None or plain.kind == "O":
-        if str(dtype).startswith("decimal"):
-            way = "x.astype('float64') makes floats of them"
-        elif getattr(x, "ndim", 1) == 2:
-            way = "x.apply(lambda column: pandas.factorize(column)[0]) gives each value a number"
-        else:
-            way = "pandas.factorize(x)[0] gives each value a number"
+        way = _instead_of_objects(x, str(dtype))
         raise ExchangeError(f"pandas keeps {dtype} in no plain memory; {way}")
     import numpy as np
 
@@ -98,6 +93,20 @@ def _expose_pandas(x: Any, copy: bool | None) -> Any:
             "pass copy=None"
         )
     return values
+
+
+def _instead_of_objects(x: Any, name: str) -> str:
+    """What to do with *x*, whose dtype of that *name* has no plain memory."""
+    if name.startswith("decimal"):
+        return "x.astype('float64') makes floats of them"
+    if name.startswith("Sparse"):
+        return "pass numpy.asarray(x), which has all values"
+    if name == "geometry":
+        shapes = "x" if hasattr(x, "get_coordinates") else "geopandas.GeoSeries(x)"
+        return f"pass {shapes}.get_coordinates()"
+    if getattr(x, "ndim", 1) == 2:
+        return "x.apply(lambda column: pandas.factorize(column)[0]) gives each value a number"
+    return "pandas.factorize(x)[0] gives each value a number"
 
 
 def _number_of_time(dtype: Any) -> str:

@@ -91,11 +91,17 @@ def _refuse_paddle(x: Any) -> None:
         )
 
 
-def _refuse_sparse(x: Any) -> None:
-    """Sparse arrays of scipy and of sparse."""
-    way = "x.toarray()" if hasattr(x, "toarray") else "x.todense()"
+def _refuse_sparse(x: Any, name: str = "x") -> None:
+    """Sparse arrays of scipy and of sparse, which the caller has as *name*; scipy's operators."""
+    if hasattr(x, "matvec"):
+        raise ExchangeError(
+            f"{with_article(origin_of(x))} has no elements in memory; pass what it makes of an "
+            "array: x @ numpy.eye(x.shape[1])"
+        )
+    way = "toarray()" if hasattr(x, "toarray") else "todense()"
     raise ExchangeError(
-        f"a sparse {origin_of(x)} is not one block of memory; pass {way}, or its parts (x.data)"
+        f"a sparse {origin_of(x)} is not one block of memory; pass {name}.{way}, or its parts "
+        f"({name}.data)"
     )
 
 
@@ -116,6 +122,8 @@ def _expose_xarray(x: Any, _copy: bool | None) -> Any:
         raise ExchangeError(
             f"{with_article(origin_of(x))} holds several arrays; pass one of them (x['name'])"
         )
+    if hasattr(inner, "todense"):
+        _refuse_sparse(inner, "x.data")
     return inner
 
 

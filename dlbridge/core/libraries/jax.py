@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _refuse(x: Any) -> None:
-    """Deleted arrays, the values of a function that is being traced, and types without DLPack."""
+    """Deleted and sharded arrays, values of a function that is traced, types without DLPack."""
     if not type(x).__name__.endswith("ArrayImpl"):
         _refuse_values(x)
     way_out = _type_refused(getattr(x, "dtype", None))
@@ -37,6 +37,22 @@ def _refuse(x: Any) -> None:
             f"the {origin_of(x)} has been deleted (by delete(), or as a donated argument): it has "
             "no memory any more; pass the array that replaced it"
         )
+    _refuse_sharded(x)
+
+
+def _refuse_sharded(x: Any) -> None:
+    """Arrays on several devices, also those that have all elements on each."""
+    try:
+        getattr(x, "__dlpack_device__", bool)()
+    except BufferError as exc:
+        count = len(x.devices())
+        if count < 2:
+            raise
+        whole = "numpy.asarray(x), a copy of all of it, or " if x.is_fully_addressable else ""
+        raise ExchangeError(
+            f"the {origin_of(x)} is on {count} devices, and a tensor is on one; pass {whole}one "
+            "part, x.addressable_shards[0].data"
+        ) from exc
 
 
 def _refuse_values(x: Any) -> None:

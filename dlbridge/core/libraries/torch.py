@@ -17,6 +17,7 @@ from dlbridge.core.tensor.array_tensor import (
 from dlbridge.core.tensor.memory import carrier_dtype, native_dtypes
 from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
 from .library import FLOAT8, NUMPY_TYPES, Library, origin_of
@@ -79,21 +80,33 @@ def _refuse(x: Any) -> None:
             "the torch tensor is a ZeroTensor, which has no memory; pass torch.zeros(x.shape, "
             "dtype=x.dtype) in its place"
         )
-    try:
-        # data_ptr() copies memory that is copied on write; what is only read need not be.
-        x.untyped_storage() if readonly else x.data_ptr()
-    except RuntimeError as exc:
-        raise ExchangeError(
-            "the torch tensor has no memory of its own: it stands for a value in a function that "
-            "is being transformed (torch.vmap, torch.func.grad); call dlbridge outside of that "
-            "function"
-        ) from exc
+    _refuse_without_memory(x, readonly)
     if x.requires_grad:
         raise ExchangeError("the torch tensor requires grad; pass x.detach()")
     if x.is_conj() or x.is_neg():
         raise ExchangeError(
             "the torch tensor is lazily conjugated or negated, which other libraries do not "
             "see; pass x.resolve_conj().resolve_neg()"
+        )
+
+
+def _refuse_without_memory(x: Any, readonly: bool) -> None:
+    """Values of transformed functions, and classes that wrap other tensors."""
+    try:
+        # data_ptr() copies memory that is copied on write; what is only read need not be.
+        pointer = x.untyped_storage() if readonly else x.data_ptr()
+    except RuntimeError as exc:
+        raise ExchangeError(
+            "the torch tensor has no memory of its own: it stands for a value in a function that "
+            "is being transformed (torch.vmap, torch.func.grad); call dlbridge outside of that "
+            "function"
+        ) from exc
+    if not readonly and not pointer and x.numel() and x.untyped_storage().nbytes():
+        # (A storage that has been freed has no bytes.)
+        way = "x.to_local()" if hasattr(x, "to_local") else "the tensor inside it"
+        raise ExchangeError(
+            f"{with_article(origin_of(x))} has no memory of its own: its class wraps other tensors "
+            f"(torch.Tensor._make_wrapper_subclass); pass {way}"
         )
 
 

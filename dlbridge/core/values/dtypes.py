@@ -562,23 +562,29 @@ def from_numpy(np_dtype: np.dtype[Any]) -> DType:
 
 
 def _obstacle(np_dtype: np.dtype[Any]) -> str:
-    """The reason why DLPack cannot describe *np_dtype*, and what to do instead."""
+    """The reason why DLPack cannot describe *np_dtype*, and what to do instead.
+
+    The object may be of any class that becomes numpy's array: numpy's methods are named on that.
+    """
     if np_dtype.fields is not None or np_dtype.subdtype is not None:
-        return "it is structured; exchange each field (x['name']) by itself"
+        return "it is structured; exchange each field (numpy.asarray(x)['name']) by itself"
     if not np_dtype.isnative:
+        native = np_dtype.str[1:] if np_dtype.kind in "SUMm" else np_dtype.name
         return (
             "its byte order (endianness) is not this machine's, and DLPack has native byte order"
-            " only; pass x.astype(x.dtype.newbyteorder('='))"
+            f" only; pass numpy.asarray(x).astype({native!r})"
         )
+    time = "pass numpy.asarray(x).view('int64'), and keep the unit beside it"
+    long_double = "its format differs between machines (long double); pass numpy.asarray(x).astype"
     kinds = {
         "O": "it holds Python objects, which are addresses; convert it to numbers",
         "S": "it holds strings; pass numpy.ascontiguousarray(x).view('uint8')",
         "U": "it holds strings; pass numpy.ascontiguousarray(x).view('uint32')",
         "T": "it holds strings; encode them to numbers",
-        "M": "it holds dates; pass x.view('int64'), and keep the unit beside it",
-        "m": "it holds time spans; pass x.view('int64'), and keep the unit beside it",
-        "f": "its format differs between machines (long double); pass x.astype('float64')",
-        "c": "its format differs between machines (long double); pass x.astype('complex128')",
+        "M": f"it holds dates; {time}",
+        "m": f"it holds time spans; {time}",
+        "f": f"{long_double}('float64')",
+        "c": f"{long_double}('complex128')",
         "V": "it is raw memory; pass numpy.ascontiguousarray(x).view('uint8')",
     }
     return kinds.get(

@@ -228,7 +228,7 @@ def test_the_way_out_of_big_endian_numbers_works(suffix, tmp_path):
     given = {"numpy": np, "path": path, "dlbridge": bridge}
     exec(re.search(r"array = numpy\.load\(\S*(?=;)", said).group(), given)
     given["x"] = given["array"]
-    given["array"] = eval(re.search(r"x\.astype\(.*?\)\)", said).group(), given)
+    given["array"] = eval(re.search(r"numpy\.asarray\(x\)\.astype\(.*?\)", said).group(), given)
     assert eval(re.search(r"dlbridge\.\S*", said).group(), given).tolist() == [0, 1, 2]
 
 

@@ -5,6 +5,7 @@ once. They go in within a process of its own, which must not die of them.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import arrow_structs
@@ -138,3 +139,111 @@ def test_classes_of_others_in_a_module_below_pyarrow():
 
     for x in (Below(), Producer()):
         assert bridge.asarray(x).tolist() == [0, 1, 2]
+
+
+class Once:
+    """A column whose elements come out once, as those of nanoarrow's streams."""
+
+    def __init__(self, column):
+        self.stream = column.__arrow_c_stream__()
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self.stream
+
+
+def once_of(*chunks):
+    return Once(peer("pyarrow").chunked_array(chunks))
+
+
+def reader():
+    pyarrow = peer("pyarrow")
+    batch = pyarrow.record_batch({"name": pyarrow.array([1, 2], "int32")})
+    return pyarrow.RecordBatchReader.from_batches(batch.schema, [batch])
+
+
+ASK = {
+    "device_of": bridge.device_of,
+    "plan": lambda x: bridge.plan(x, "cpu"),
+    "explain": lambda x: bridge.explain(x, "cpu", like="numpy"),
+}
+
+
+@pytest.mark.parametrize("ask", ASK.values(), ids=list(ASK))
+def test_a_question_does_not_use_a_stream_up(ask):
+    column, batches = once_of([1, 2]), reader()
+    for x in (column, batches):
+        with pytest.raises(TypeError, match=r"consume the stream.*dlbridge\.asarray\(x\)"):
+            ask(x)
+    assert bridge.asarray(column).tolist() == [1, 2]
+    t = peer("pyarrow").table(batches)["name"]  # the way out that is named for columns
+    assert ask(t)
+    assert bridge.asarray(t).tolist() == [1, 2]
+
+
+def test_a_stream_of_columns_that_is_refused_is_not_used_up():
+    pyarrow = peer("pyarrow")
+    for take in (bridge.asarray, lambda x: bridge.to_device(x, "cpu", copy=True)):
+        x = reader()
+        with pytest.raises(BufferError, match=r"pass one of them: pyarrow\.table\(x\)\['name'\]"):
+            take(x)
+        assert bridge.asarray(pyarrow.table(x)["name"]).tolist() == [1, 2]
+
+
+def test_an_impossible_target_does_not_use_a_stream_up():
+    column, capsule = once_of([1, 2]), np.arange(3.0).__dlpack__()
+    for x in (column, capsule):
+        with pytest.raises(ValueError, match="nowhere"):
+            bridge.to_device(x, "nowhere")
+        with pytest.raises(ModuleNotFoundError, match="no_library"):
+            bridge.to_device(x, "cpu", like="no_library")
+    assert bridge.asarray(column).tolist() == [1, 2]
+    assert bridge.asarray(capsule).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "copied"), [([[1, 2]], 0), ([[1], [2]], 16), ([[True, False]], 2)]
+)
+def test_a_trace_knows_whether_a_stream_was_copied(chunks, copied):
+    with bridge.trace() as trace:
+        bridge.to_device(once_of(*chunks), "cpu")
+    assert trace.nbytes == copied
+
+
+def test_the_ways_out_of_other_libraries_arrow_objects_lead_out():
+    pyarrow = peer("pyarrow")
+    made = {
+        "structs": pyarrow.array([{"name": 1}]),
+        "texts": pyarrow.array(["a"]),
+        "dates": pyarrow.array([1], pyarrow.timestamp("s")),
+        "dictionaries": pyarrow.array(["a"]).dictionary_encode(),
+        "nulls": pyarrow.array([1, None]),
+        "lists that are null": pyarrow.array([[1], None], pyarrow.list_(pyarrow.int8(), 1)),
+        "nulls in lists": pyarrow.array([[1, None]], pyarrow.list_(pyarrow.int8(), 2)),
+    }
+    for array in made.values():
+        for x in (OfOthers(array), StreamsOfOthers(pyarrow.chunked_array([array]))):
+            with pytest.raises(BufferError) as told:
+                bridge.asarray(x)
+            way = re.search(r"pass (?:one of them: )?(.+?)(?:, or|, reshaped|$)", str(told.value))[
+                1
+            ]
+            names = {"pyarrow": pyarrow, "x": x, "value": 0}
+            assert bridge.asarray(eval(way, names)).size, way
+
+
+class Column:
+    def __init__(self, column):
+        self.column = column
+
+
+class StreamsOfOthers(Column):
+    def __len__(self):
+        return len(self.column)
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self.column.__arrow_c_stream__(requested_schema)
+
+
+class OfOthers(Column):
+    def __arrow_c_array__(self, requested_schema=None):
+        return self.column.__arrow_c_array__(requested_schema)

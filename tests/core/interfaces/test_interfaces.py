@@ -192,23 +192,6 @@ def test_a_used_arrow_capsule_and_a_wrong_one():
         bridge.asarray(Wrong())
 
 
-def test_a_failing_arrow_stream():
-    pyarrow = peer("pyarrow")
-
-    class Fails:
-        def __arrow_c_stream__(self, requested_schema=None):
-            def batches():
-                yield pyarrow.record_batch({"a": [1]})
-                raise ValueError("the disk is full")
-
-            schema = pyarrow.schema({"a": pyarrow.int64()})
-            reader = pyarrow.RecordBatchReader.from_batches(schema, batches())
-            return reader.__arrow_c_stream__(requested_schema)
-
-    with pytest.raises(BufferError, match=r"stream of the .*Fails failed.*the disk is full"):
-        bridge.asarray(Fails())
-
-
 def test_arrow_imports_leak_nothing():
     pyarrow = peer("pyarrow")
     column = Column(pyarrow.array(np.arange(1000.0)))
