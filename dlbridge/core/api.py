@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.interfaces.anything import import_anything, refuse_read_once
+from dlbridge.core.interfaces.arrow import used_up
 from dlbridge.core.interfaces.dlpack import import_producer
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.like import as_library
@@ -263,7 +264,7 @@ def asarray(
         raise ExchangeError(
             f"{origin_of(x)} holds {tensor.dtype}, and asarray converts no elements: "
             f"dlbridge.astype(x, {wanted.name!r}) does, in new memory; asarray(x).view(dtype) "
-            f"reads the same memory as {wanted}"
+            f"reads the same memory as {wanted}{used_up(x)}"
         )
     if device is None and (copy is None or copy is False):
         return tensor

@@ -93,10 +93,11 @@ def refuse_read_once(x: Any, question: str, then: str) -> None:
     if not is_read_once(x):
         return
     if type(x).__name__ == "PyCapsule":
-        what, way = "capsule", "t = dlbridge.from_dlpack(capsule)"
+        what, way = "would consume the capsule", "t = dlbridge.from_dlpack(capsule)"
     else:
-        what, way = "stream", "t = dlbridge.asarray(x), or of columns t = pyarrow.table(x)['name']"
-    raise TypeError(f"{question} would consume the {what}: import it first ({way}) and {then}")
+        what = "may consume the stream, which has no length"
+        way = "t = dlbridge.asarray(x); of a table: t = dlbridge.asarray(pyarrow.table(x)['name'])"
+    raise TypeError(f"{question} {what}: import it first ({way}) and {then}")
 
 
 def is_copied(x: Any, tensor: Tensor, device: DeviceLike | None = None) -> bool:

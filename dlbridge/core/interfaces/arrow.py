@@ -137,7 +137,7 @@ def from_arrow(x: Any, copy: bool | None) -> Tensor:
         what = "packed bools" if layout == _BOOLS else f"{len(runs)} chunks"
         raise ExchangeError(
             f"the {origin_of(x)} has {what}, which come out by a copy, and copy=False forbids it; "
-            f"pass copy=None{_used_up(x)}"
+            f"pass copy=None{used_up(x)}"
         )
     return _join(runs, layout, widths, origin_of(x))
 
@@ -173,14 +173,13 @@ def _layout_of(x: Any, schema: _Schema) -> tuple[str, tuple[int, ...]]:
     if layout == "+s" and not (_is_of_pyarrow(x) or origin_of(x).startswith("polars.")):
         raise ExchangeError(
             f"the {origin_of(x)} has columns, which may differ in type; pass one of "
-            "them: pyarrow.table(x)['name']"
-            + (" (x anew, if opening the stream has used it up)" if is_stream(x) else "")
+            f"them: pyarrow.table(x)['name']{used_up(x)}"
         )
     if (layout not in _FORMATS and layout != _BOOLS) or schema.dictionary:
         kind = getattr(x, "type", None) or getattr(x, "dtype", None) or repr(layout)
         raise ExchangeError(
             f"the Arrow type {kind} of the {origin_of(x)} is not a plain number, which DLPack "
-            f"needs; {_way_out(x, layout, schema)}"
+            f"needs; {_way_out(x, layout, schema)}{used_up(x)}"
         )
     if prod(filter(None, widths)) >= MAX_NBYTES // 8:
         raise _broken(x, f"no memory can have one of its lists, of {widths} elements")
@@ -218,15 +217,14 @@ def _column(x: Any) -> str:
 
 
 def _one_array(x: Any) -> str:
-    """The same without chunks."""
-    column = _column(x)
-    has_chunks = hasattr(x, "combine_chunks") or column == "pyarrow.chunked_array(x)"
-    return f"{column}.combine_chunks()" if has_chunks else column
+    """*x* as one array of pyarrow, without chunks."""
+    has_chunks = hasattr(x, "combine_chunks") or not getattr(type(x), "__arrow_c_array__", None)
+    return f"{_column(x)}.combine_chunks()" if has_chunks else _column(x)
 
 
-def _used_up(x: Any) -> str:
-    """What to add to a way out if the stream *x* has given its elements."""
-    return " (x anew: the stream is used up)" if is_stream(x) else ""
+def used_up(x: Any) -> str:
+    """What to add to a way out of a stream, which may have given what it has."""
+    return " (of x anew, if it is a stream that is read once only)" if is_stream(x) else ""
 
 
 def _way_out_of_polars(x: Any, layout: str, schema: _Schema) -> str:
@@ -385,7 +383,7 @@ def _refuse_nulls(x: Any, node: _Array, start: int, count: int, depth: int, list
     if missing:
         raise ExchangeError(
             f"the {origin_of(x)} has {missing} null value{'s' if missing > 1 else ''}, which "
-            f"DLPack cannot carry; pass {_without_nulls(x, depth, lists)}{_used_up(x)}"
+            f"DLPack cannot carry; pass {_without_nulls(x, depth, lists)}{used_up(x)}"
         )
 
 

@@ -92,11 +92,11 @@ def _refuse_paddle(x: Any) -> None:
 
 
 def _refuse_sparse(x: Any, name: str = "x") -> None:
-    """Sparse arrays of scipy and of sparse, which the caller has as *name*; scipy's operators."""
+    """Sparse arrays of scipy and sparse, scipy's operators; *name* is what messages call *x*."""
     if hasattr(x, "matvec"):
         raise ExchangeError(
-            f"{with_article(origin_of(x))} has no elements in memory; pass what it makes of an "
-            "array: x @ numpy.eye(x.shape[1])"
+            f"{with_article(origin_of(x))} has no elements in memory; multiply it: pass "
+            "x @ numpy.eye(x.shape[1])"
         )
     way = "toarray()" if hasattr(x, "toarray") else "todense()"
     raise ExchangeError(

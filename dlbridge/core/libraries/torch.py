@@ -93,16 +93,16 @@ def _refuse(x: Any) -> None:
 def _refuse_without_memory(x: Any, readonly: bool) -> None:
     """Values of transformed functions, and classes that wrap other tensors."""
     try:
-        # data_ptr() copies memory that is copied on write; what is only read need not be.
-        pointer = x.untyped_storage() if readonly else x.data_ptr()
+        if readonly:  # data_ptr() would copy what is copied on write, and this is only read
+            x.untyped_storage()
+            return
+        pointer = x.data_ptr()
     except RuntimeError as exc:
-        raise ExchangeError(
-            "the torch tensor has no memory of its own: it stands for a value in a function that "
-            "is being transformed (torch.vmap, torch.func.grad); call dlbridge outside of that "
-            "function"
-        ) from exc
-    if not readonly and not pointer and x.numel() and x.untyped_storage().nbytes():
+        raise _stands_for_a_value() from exc
+    if not pointer and x.numel() and x.untyped_storage().nbytes():
         # (A storage that has been freed has no bytes.)
+        if type(x) is sys.modules["torch"].Tensor:
+            raise _stands_for_a_value()
         way = "x.to_local()" if hasattr(x, "to_local") else "the tensor inside it"
         raise ExchangeError(
             f"{with_article(origin_of(x))} has no memory of its own: its class wraps other tensors "
@@ -110,9 +110,16 @@ def _refuse_without_memory(x: Any, readonly: bool) -> None:
         )
 
 
+def _stands_for_a_value() -> ExchangeError:
+    return ExchangeError(
+        "the torch tensor has no memory of its own: it stands for a value in a function that is "
+        "being transformed (torch.vmap, torch.func.grad); call dlbridge outside of that function"
+    )
+
+
 def _importer(cls: type) -> Callable[[Any], Tensor]:
     torch = sys.modules["torch"]
-    known, plain = _types_of_numpy(torch), torch.Tensor
+    known = _types_of_numpy(torch)
     labels = {
         getattr(torch, name): (getattr(torch, carrier_dtype(as_dtype(name)).name), as_dtype(name))
         for name in _NOT_IN_NUMPY
@@ -132,10 +139,9 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
         try:
             if dtype in known:
                 array = to_numpy(x)
-                # In a FakeTensorMode it is of a fake tensor, whose memory has gone.
-                if array.base.__class__ is plain:
-                    if not array.size:
-                        return wrap_array(array)
+                if not array.size:
+                    return wrap_array(array)
+                if not array.flags.owndata:  # numpy's own: torch had none (freed, fake, functional)
                     # torch has no negative strides: `wrap_array` would do the same.
                     tensor = new_array_tensor()
                     tensor._array = array
@@ -145,7 +151,10 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
                 # A view as integers of the same size; it would hide a gradient.
                 carrier, label = labels[dtype]
                 array = to_numpy(view(x, carrier))
-                return label_plain(array, label) if array.size else label_array(array, label, 0)
+                if not array.size:
+                    return label_array(array, label, 0)
+                if not array.flags.owndata:
+                    return label_plain(array, label)
         except unless_handler(Exception):
             pass  # a FakeTensorMode raises AssertionError, extents that overflow ValueError
         return import_producer(x, None, None, None)
@@ -186,13 +195,13 @@ def _of_numpy() -> Callable[[Any], Any]:
 
 def _as_numpy() -> Callable[[Any], Any]:
     torch = sys.modules["torch"]
-    known, plain, to_numpy = _types_of_numpy(torch), torch.Tensor, torch.Tensor.numpy
+    known, to_numpy = _types_of_numpy(torch), torch.Tensor.numpy
 
     def convert(x: Any) -> Any:
         try:
             if x.dtype in known:
                 array = to_numpy(x)
-                if array.base.__class__ is plain:  # as in `_importer`
+                if not array.flags.owndata or not array.size:  # as in `_importer`
                     return array
         except unless_handler(Exception):
             pass  # a gradient, a lazy sign, another device, a FakeTensorMode

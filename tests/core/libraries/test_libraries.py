@@ -42,6 +42,24 @@ def test_torch_tensors_that_have_no_memory_are_named():
             take(torch._efficientzerotensor((2,)))
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_torch_tensors_whose_memory_was_freed(kind):
+    """numpy() gives memory of numpy's own for them, whatever is in it."""
+    torch = peer("torch")
+    x = torch.ones(4, dtype=getattr(torch, kind))
+    x.untyped_storage().resize_(0)
+    for take in (*WAYS, lambda x: bridge.to_device(x, "cpu", like="numpy")):
+        with pytest.raises(BufferError, match="data is NULL"):
+            take(x)
+
+
+@pytest.mark.parametrize("take", WAYS)
+def test_values_of_a_function_that_torch_makes_functional(take):
+    torch = peer("torch")
+    with pytest.raises(BufferError, match="function that is being transformed"):
+        torch.func.functionalize(lambda x: take(x) and x)(torch.ones(3))
+
+
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_real_tensors_in_torchs_fake_mode(kind, allowed):
