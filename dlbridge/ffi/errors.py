@@ -405,7 +405,7 @@ def _describe_raised(exception: BaseException) -> None:
             _set_error(second)
         except BaseException:  # this one cannot be described either
             if stop is None and isinstance(exception, RecursionError):
-                raise exception from None
+                raise exception from None  # `set_raised` has room for one call more
             kind = b"RuntimeError" if stop is None else type(stop).__name__.encode()
             C.TVMFFIErrorSetRaisedFromCStr(kind, b"an exception that cannot be described")
 

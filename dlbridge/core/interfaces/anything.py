@@ -80,7 +80,7 @@ def import_anything(
 
 
 def is_read_once(x: Any) -> bool:
-    """Whether *x* is used up by its import: a capsule, or a stream of Arrow that is imported so."""
+    """Whether *x* may be used up by its import: a capsule, or a stream that only Arrow has."""
     cls = type(x)
     others = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
     return cls.__name__ == "PyCapsule" or (
@@ -103,13 +103,11 @@ def refuse_read_once(x: Any, question: str, then: str) -> None:
 def is_copied(x: Any, tensor: Tensor, device: DeviceLike | None = None) -> bool:
     """Whether `import_anything`, which has made *tensor* of *x*, has copied its elements.
 
-    That is so where copy=False is refused. To ask may read *x* once more, so it is for plans
+    That is so where copy=False is refused. The question may read *x* again, so it is for plans
     and traces. Copies that a DLPack producer makes are its own, and not known here.
     """
-    if type(x).__name__ == "PyCapsule":
-        return False
-    if is_read_once(x):
-        return tensor.origin != origin_of(x)  # that of numpy's array, which has the copy
+    if is_read_once(x):  # what was copied from a stream comes from numpy's array
+        return type(x).__name__ != "PyCapsule" and tensor.origin != origin_of(x)
     if hasattr(type(x), "__dlpack__") and not _is_by_arrow(x):
         return False
     with warnings.catch_warnings():

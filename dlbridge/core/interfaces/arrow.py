@@ -110,15 +110,23 @@ def is_arrow(x: Any) -> bool:
     return any(getattr(cls, name, None) for name in ("__arrow_c_array__", "__arrow_c_stream__"))
 
 
+def _is_array(x: Any) -> bool:
+    """Whether *x* is exported as one array, and not as a stream of them."""
+    return bool(getattr(type(x), "__arrow_c_array__", None))
+
+
 def is_stream(x: Any) -> bool:
     """Whether *x* may give its elements once only: a stream of Arrow without a length.
 
     Arrow has no other sign: nanoarrow's streams and pyarrow's readers have no ``__len__``, and
     chunked arrays, series and tables, which can be exported again, have one.
     """
-    cls = type(x)
-    once = getattr(cls, "__arrow_c_stream__", None) and not getattr(cls, "__arrow_c_array__", None)
-    return bool(once) and not hasattr(cls, "__len__")
+    return is_arrow(x) and not _is_array(x) and not hasattr(type(x), "__len__")
+
+
+def pyarrow_class(name: str) -> Any:
+    """The class *name* of pyarrow; where nobody has imported that, the empty tuple: no class."""
+    return getattr(sys.modules.get("pyarrow.lib"), name, ())
 
 
 def from_arrow(x: Any, copy: bool | None) -> Tensor:
@@ -128,7 +136,7 @@ def from_arrow(x: Any, copy: bool | None) -> Tensor:
     in bits, need a copy. ExchangeError for null values, for types that DLPack does not have and
     for structs that break Arrow's rules. Types are looked at before a stream gives a chunk.
     """
-    schema, chunks = _array_of(x) if getattr(type(x), "__arrow_c_array__", None) else _stream_of(x)
+    schema, chunks = _array_of(x) if _is_array(x) else _stream_of(x)
     layout, widths = _layout_of(x, schema)
     runs = [_check_chunk(x, chunk, layout, widths) for chunk in chunks]
     if layout != _BOOLS and len(runs) == 1:
@@ -204,22 +212,19 @@ def _way_out(x: Any, layout: str, schema: _Schema) -> str:
 
 
 def _is_of_pyarrow(x: Any) -> bool:
-    library = sys.modules.get("pyarrow.lib")
-    return library is not None and isinstance(x, (library.Array, library.ChunkedArray))
+    return isinstance(x, (pyarrow_class("Array"), pyarrow_class("ChunkedArray")))
 
 
 def _column(x: Any) -> str:
     """*x*, a column of any library, as pyarrow's."""
     if _is_of_pyarrow(x):
         return "x"
-    is_array = getattr(type(x), "__arrow_c_array__", None)
-    return "pyarrow.array(x)" if is_array else "pyarrow.chunked_array(x)"
+    return "pyarrow.array(x)" if _is_array(x) else "pyarrow.chunked_array(x)"
 
 
 def _one_array(x: Any) -> str:
     """*x* as one array of pyarrow, without chunks."""
-    has_chunks = hasattr(x, "combine_chunks") or not getattr(type(x), "__arrow_c_array__", None)
-    return f"{_column(x)}.combine_chunks()" if has_chunks else _column(x)
+    return _column(x) if _is_array(x) else f"{_column(x)}.combine_chunks()"
 
 
 def used_up(x: Any) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.interfaces.arrow import ARROW_TYPES
+from dlbridge.core.interfaces.arrow import ARROW_TYPES, pyarrow_class
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
@@ -149,7 +148,7 @@ PANDAS = Library(
 
 def _refuse_pyarrow(x: Any) -> None:
     """Arrays with null values, and those of types that its ``__dlpack__`` refuses."""
-    if not _is_array_of_pyarrow(x):
+    if not isinstance(x, pyarrow_class("Array")):
         return  # a table, a tensor, chunks: what they are asked for looks at the values
     inside = x.storage.flatten() if hasattr(x, "to_numpy_ndarray") else x
     for who, column, way_out in (
@@ -183,15 +182,10 @@ def _refuse_pyarrow(x: Any) -> None:
 def _is_arrow_only(x: Any) -> bool:
     """Whether *x* is an array of pyarrow that it exports by Arrow's interface, not by DLPack."""
     return (
-        _is_array_of_pyarrow(x)
+        isinstance(x, pyarrow_class("Array"))
         and not hasattr(x, "to_numpy_ndarray")
         and not str(x.type).startswith(_NUMBERS_OF_ARROW)
     )
-
-
-def _is_array_of_pyarrow(x: Any) -> bool:
-    library = sys.modules.get("pyarrow.lib")
-    return library is not None and isinstance(x, library.Array)
 
 
 _NUMBERS_OF_ARROW = ("int", "uint", "float", "double", "halffloat")
@@ -202,9 +196,8 @@ def _expose_pyarrow(x: Any, copy: bool | None) -> Any:
 
     Of chunks of tensors, one array: Arrow's interface does not say their shape.
     """
-    library = sys.modules.get("pyarrow.lib")
-    if library is not None and isinstance(x, library.ChunkedArray):
-        if not isinstance(x.type, library.FixedShapeTensorType):
+    if isinstance(x, pyarrow_class("ChunkedArray")):
+        if not isinstance(x.type, pyarrow_class("FixedShapeTensorType")):
             return x
         if copy is False and x.num_chunks > 1:
             raise ExchangeError(
@@ -212,7 +205,7 @@ def _expose_pyarrow(x: Any, copy: bool | None) -> Any:
                 "copy=False forbids it; pass copy=None"
             )
         return x.chunk(0) if x.num_chunks == 1 else x.combine_chunks()
-    if library is None or not isinstance(x, (library.Table, library.RecordBatch)):
+    if not isinstance(x, (pyarrow_class("Table"), pyarrow_class("RecordBatch"))):
         return x
     _require_one_type(x, x.schema.types)
     nulls = sum(column.null_count for column in x.columns)
