@@ -17,6 +17,7 @@ from .producer import (
     encoded,
     integer,
     is_host,
+    is_versioned,
     managed_in,
     name_of,
 )
@@ -55,7 +56,7 @@ class Source(StrEnum):
     LEND = "dlpack.h, `DLPackDLTensorFromPyObjectNoSync`"
     STREAM = "dlpack.h, `DLPackCurrentWorkStream`"
     NONE = "no standard"
-    """It must not crash or lose memory."""
+    """About crashes, lost memory, corrupt input and wrong arguments."""
 
 
 class Rule(NamedTuple):
@@ -244,13 +245,35 @@ def drop_with_error(kept: list[Any]) -> None:
 
 def refusal(function: Callable[[], Any], *kinds: type[Exception]) -> str:
     """The evidence that *function* raises one of *kinds*, by default any; Fail otherwise."""
-    kinds = kinds or (Exception,)
-    names = " or ".join(kind.__name__ for kind in kinds)
+    names = ", not " + " or ".join(kind.__name__ for kind in kinds) if kinds else ""
     try:
         result = function()
-    except kinds as exc:
-        return told(exc)
     except Exception as exc:
-        raise Fail(f"{type(exc).__name__}, not {names}: {exc}") from exc
+        if kinds and not isinstance(exc, kinds):
+            raise Fail(f"{type(exc).__name__}{names}: {exc}") from exc
+        return told(exc)
     text = name_of(result) if type(result).__name__ == "PyCapsule" else type(result).__name__
-    raise Fail(f"accepted ({text}), not {names}")
+    raise Fail(f"accepted ({text}){names}")
+
+
+def version_argument(array: Any) -> None:
+    """NotOffered if the ``__dlpack__`` of *array* does not know the keyword."""
+    with Offering("it does not know max_version", TypeError):
+        array.__dlpack__(max_version=(1, 0))
+
+
+def readonly(subject: Subject) -> Any:
+    """A read-only array: the library's arrays are immutable, or it keeps numpy's mark."""
+    source = MATRIX.copy()
+    source.flags.writeable = False
+    if subject.immutable:
+        return subject.make(source)
+    with Offering("no read-only arrays"):
+        return subject.take(source)
+
+
+def require_mark(array: Any) -> None:
+    """NotOffered unless the exports of *array* are marked as read-only."""
+    version_argument(array)
+    managed = export(array, max_version=(1, 0))
+    offered(is_versioned(managed) and managed.flags & READ_ONLY, "it has no read-only arrays")

@@ -37,10 +37,13 @@ from .cases import (
     offered,
     owned,
     read,
+    readonly,
     refusal,
     require,
     require_equal,
+    require_mark,
     told,
+    version_argument,
 )
 from .producer import (
     Described,
@@ -80,11 +83,6 @@ def _device_argument(array: Any) -> None:
         array.__dlpack__(dl_device=None)
 
 
-def _version_argument(array: Any) -> None:
-    with Offering("it does not know max_version", TypeError):
-        array.__dlpack__(max_version=(1, 0))
-
-
 def _exported(subject: Subject, name: str, **keywords: Any) -> Any:
     """The struct of an export in a capsule of that *name*."""
     managed = export(subject.make(MATRIX), **keywords)
@@ -94,8 +92,18 @@ def _exported(subject: Subject, name: str, **keywords: Any) -> Any:
 
 
 def _legacy(subject: Subject, **keywords: Any) -> str:
+    array = subject.make(MATRIX)
+    with Offering("it makes no legacy capsules, as the standard allows", BufferError):
+        array.__dlpack__(**keywords)
     _exported(subject, "dltensor", **keywords)
     return "dltensor"
+
+
+def _versioned(subject: Subject, max_version: tuple[int, int]) -> str:
+    """A capsule "of a different version" may be returned, so that a legacy one is no fault."""
+    managed = export(subject.make(MATRIX), max_version=max_version)
+    offered(is_versioned(managed), "it makes legacy capsules, as the standard allows")
+    return _major(managed)
 
 
 def _major(managed: Any) -> str:
@@ -134,46 +142,29 @@ case("P5", "`max_version` below (1, 0): the same", Source.EXPORT)(
 
 
 case("P6", "`max_version` from (1, 0) on: `dltensor_versioned`, major version 1", Source.EXPORT)(
-    lambda subject: _major(_exported(subject, "dltensor_versioned", max_version=(1, 0)))
+    partial(_versioned, max_version=(1, 0))
 )
 
 
 case("P7", "`max_version` of a later major version: still 1.x", Source.EXPORT)(
-    lambda subject: _major(_exported(subject, "dltensor_versioned", max_version=(2, 0)))
+    partial(_versioned, max_version=(2, 0))
 )
 
 
-@case("P8", "`max_version` that is not a pair of ints: TypeError", Source.EXPORT)
+@case("P8", "`max_version` that is not a pair of ints: an error", Source.NONE)
 def _(subject: Subject) -> str:
     array = subject.make(MATRIX)
-    _version_argument(array)
+    version_argument(array)
     for wrong in ("1", (1,), (1.0, 0), ("1", "0")):
-        refusal(partial(array.__dlpack__, max_version=wrong), TypeError)
-    return "TypeError"
-
-
-def _readonly(subject: Subject) -> Any:
-    """A read-only array: the library's arrays are immutable, or it keeps numpy's mark."""
-    source = MATRIX.copy()
-    source.flags.writeable = False
-    if subject.immutable:
-        return subject.make(source)
-    with Offering("no read-only arrays"):
-        return subject.take(source)
-
-
-def _require_mark(array: Any) -> None:
-    """NotOffered unless the exports of *array* are marked as read-only."""
-    _version_argument(array)
-    managed = export(array, max_version=(1, 0))
-    offered(is_versioned(managed) and managed.flags & READ_ONLY, "it has no read-only arrays")
+        evidence = refusal(partial(array.__dlpack__, max_version=wrong))
+    return evidence
 
 
 @case("P9", "A read-only tensor in a legacy capsule: BufferError", Source.EXPORT)
 def _(subject: Subject) -> str:
-    array = _readonly(subject)
+    array = readonly(subject)
     if not subject.immutable:
-        _require_mark(array)
+        require_mark(array)
     return refusal(array.__dlpack__, BufferError)
 
 
@@ -232,8 +223,8 @@ def _(subject: Subject) -> str:
 case("P15", "A device of another type: BufferError", Source.EXPORT)(
     lambda subject: _refuses(subject, BufferError, dl_device=(16, 0))
 )
-case("P16", "A device of its type that does not exist: BufferError", Source.EXPORT)(
-    lambda subject: _refuses(subject, BufferError, dl_device=(subject.place.device[0], 77))
+case("P16", "A device of its type that does not exist: an error", Source.EXPORT)(
+    lambda subject: _refuses(subject, dl_device=(subject.place.device[0], 77))
 )
 
 
@@ -261,8 +252,8 @@ def _(subject: Subject) -> str:
     return refusal(lambda: array.__dlpack__(dl_device=(1, 0), copy=False), BufferError)
 
 
-case("P20", "`dl_device` that is not a pair of ints: TypeError", Source.EXPORT)(
-    lambda subject: _refuses(subject, TypeError, dl_device="cpu")
+case("P20", "`dl_device` that is not a pair of ints: an error", Source.NONE)(
+    lambda subject: _refuses(subject, dl_device="cpu")
 )
 
 
@@ -297,22 +288,22 @@ def _(subject: Subject) -> str:
     return "the same memory"
 
 
-@case("P24", "`copy` that is not a bool: TypeError", Source.EXPORT)
+@case("P24", "`copy` that is not a bool: an error", Source.NONE)
 def _(subject: Subject) -> str:
     export(subject.make(MATRIX), copy=None)
-    return _refuses(subject, TypeError, ValueError, copy="yes")
+    return _refuses(subject, copy="yes")
 
 
 @case("P25", "A copy of a read-only tensor is writable", Source.MANAGED)
 def _(subject: Subject) -> str:
-    array = _readonly(subject)
-    _require_mark(array)
+    array = readonly(subject)
+    require_mark(array)
     managed = export(array, max_version=(1, 0), copy=True)
     require(not managed.flags & READ_ONLY, "the copy is marked READ_ONLY")
     return "writable"
 
 
-@case("P26", "A copy keeps the values of every layout, and has no gaps", Source.EXPORT)
+@case("P26", "A copy keeps the values of every layout", Source.EXPORT)
 def _(subject: Subject) -> str:
     wide = np.arange(48, dtype="float32").reshape(6, 8)
     layouts = [MATRIX.T, wide[:, ::2], wide[::2, 1::2], wide[::-1, ::-1], wide[:1, ::3]]
@@ -325,25 +316,10 @@ def _(subject: Subject) -> str:
             continue  # torch makes nothing of negative strides
         with Offering("it makes no copies", BufferError):
             managed = export(array, copy=True)
-        require(_is_dense(managed), "the copy has gaps")
         require_equal(read(subject, managed), source)
         made += 1
     require(made, "no array of any layout")
     return f"{made} layouts"
-
-
-def _is_dense(managed: Any) -> bool:
-    """Whether the elements lie side by side, in any order of the dimensions."""
-    strides = managed.dl_tensor.strides
-    if not strides:
-        return True
-    axes = [(int(strides[axis]), extent) for axis, extent in enumerate(shape_of(managed))]
-    expected = 1
-    for stride, extent in sorted(axis for axis in axes if axis[1] > 1):
-        if stride != expected:
-            return False
-        expected *= extent
-    return True
 
 
 @case("P27", "No dimensions", Source.TENSOR)

@@ -68,6 +68,7 @@ def _operations(peers: dict[str, Any]) -> dict[str, dict[str, Function]]:
             "numpy": lambda: numpy.empty(3, "float32"),
         },
     }
+    operations.update(_own_classes(peers, ours))
     if peers["torch"]:
         operations.update(_with_torch(peers, array, ours))
     if peers["jax"]:
@@ -75,6 +76,53 @@ def _operations(peers: dict[str, Any]) -> dict[str, dict[str, Function]]:
     if peers["torch"] and peers["tvm_ffi"]:
         operations.update(_with_tvm_ffi(peers, array, ours))
     return operations
+
+
+class _ByAttribute(dlbridge.Exporter, tensor="tensor"):
+    def __init__(self, tensor: dlbridge.Tensor) -> None:
+        self.tensor = tensor
+
+
+class _ByMethod(dlbridge.Exporter):
+    def __init__(self, tensor: dlbridge.Tensor) -> None:
+        self.tensor = tensor
+
+    def __as_tensor__(self) -> dlbridge.Tensor:
+        return self.tensor
+
+
+def _own_classes(peers: dict[str, Any], ours: dlbridge.Tensor) -> dict[str, dict[str, Function]]:
+    """Somebody's class of arrays beside the Tensor that it holds, and a pointer's tensor."""
+    numpy, torch = peers["numpy"], peers["torch"]
+    attribute, method = _ByAttribute(ours), _ByMethod(ours)
+    address, shape = ours.data_ptr(), ours.shape
+    found: dict[str, dict[str, Function]] = {
+        "`__dlpack__` of an Exporter with an attribute": {
+            "dlbridge": lambda: attribute.__dlpack__(max_version=(1, 3)),
+            "a Tensor": lambda: ours.__dlpack__(max_version=(1, 3)),
+        },
+        "`__dlpack__` of an Exporter with a method": {
+            "dlbridge": lambda: method.__dlpack__(max_version=(1, 3)),
+            "a Tensor": lambda: ours.__dlpack__(max_version=(1, 3)),
+        },
+        "numpy.from_dlpack(Exporter with an attribute)": {
+            "dlbridge": lambda: numpy.from_dlpack(attribute),
+            "a Tensor": lambda: numpy.from_dlpack(ours),
+        },
+        "from_blob(address, shape, dtype)": {
+            "dlbridge": lambda: dlbridge.from_blob(address, shape, "float32"),
+        },
+    }
+    if torch:
+        found["torch.from_dlpack(Exporter with an attribute)"] = {
+            "dlbridge": lambda: torch.from_dlpack(attribute),
+            "a Tensor": lambda: torch.from_dlpack(ours),
+        }
+        found["torch.from_dlpack(Exporter with a method)"] = {
+            "dlbridge": lambda: torch.from_dlpack(method),
+            "a Tensor": lambda: torch.from_dlpack(ours),
+        }
+    return found
 
 
 def _imports(peers: dict[str, Any], x: Any) -> dict[str, Function]:

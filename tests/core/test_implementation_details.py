@@ -284,7 +284,7 @@ def test_the_method_of_the_instance_is_found_before_that_of_the_class():
     assert type(method) is type([].append)
     assert isinstance(method.__self__, np.ndarray)
     called = []
-    tensor.numpy_export = lambda **keywords: called.append(keywords) or method(**keywords)
+    tensor._export = lambda **keywords: called.append(keywords) or method(**keywords)
     np.from_dlpack(tensor)
     assert called, "np.from_dlpack does not ask the instance"
     assert callable(inspect.getattr_static(type(tensor), "__dlpack__"))

@@ -70,8 +70,8 @@ class Exporter:
     library first asks for it; it, and with it the class, then exists until the process ends.
     The table asks ``__as_tensor__``, also where the class has a ``__dlpack__`` of its own.
 
-    With the name of an attribute, exports of plain CPU memory are made by numpy, as a Tensor's
-    are: it takes no ``stream=-1`` (rule S1 of ``python -m dlbridge conformance``).
+    With the name of an attribute, no Python runs at an export of plain CPU memory: numpy makes
+    the capsule, as of a Tensor, and takes no stream but None. A method of yours runs each time.
 
     Examples
     --------
@@ -118,10 +118,10 @@ class Exporter:
             method: Any = lambda self: held(self)  # noqa: E731, PLW0108 - held is no method
             method.attribute = tensor  # for messages
             cls.__as_tensor__ = method  # type: ignore[method-assign]
-            for name in _OF_THE_TENSOR:
+            for name, of_tensor in _OF_THE_TENSOR.items():
                 _, found = _first(cls, name)
                 if name not in vars(cls) and _is_ours(name, found):
-                    setattr(cls, name, MethodProperty(attrgetter(f"{tensor}.{name}")))
+                    setattr(cls, name, MethodProperty(attrgetter(f"{tensor}.{of_tensor}")))
             first = tensor.partition(".")[0]
             if not hasattr(cls, first):
                 setattr(cls, first, _Unassigned(cls, first))
@@ -148,7 +148,7 @@ class Exporter:
         """Return a capsule for one consumer (array API 2025.12), as `Tensor.__dlpack__` does."""
         tensor: Any = self.__as_tensor__()
         if stream is None and type(tensor) is ArrayTensor:
-            return tensor.numpy_export(max_version=max_version, dl_device=dl_device, copy=copy)
+            return tensor._export(max_version=max_version, dl_device=dl_device, copy=copy)
         if not isinstance(tensor, Tensor):
             raise no_tensor(self, tensor)
         return produce(tensor, stream, max_version, dl_device, copy)
@@ -193,7 +193,8 @@ class Exporter:
         return as_tensor(self).__buffer__(flags)
 
 
-_OF_THE_TENSOR = ("__dlpack__", "__dlpack_device__")
+# Methods, and the names by which a Tensor has them: not by the property that its `__dlpack__` is.
+_OF_THE_TENSOR = {"__dlpack__": "_export", "__dlpack_device__": "__dlpack_device__"}
 
 
 def _first(cls: type, name: str) -> tuple[type | None, object]:

@@ -120,10 +120,10 @@ class ArrayTensor(NumpyTensor):
     the slot for that method are set.
     """
 
-    __slots__ = ("numpy_export",)
+    __slots__ = ("_export",)
 
-    numpy_export: Callable[..., Any]
-    __dlpack__: Any = MethodProperty(attrgetter("numpy_export"))
+    _export: Callable[..., Any]
+    __dlpack__: Any = MethodProperty(attrgetter("_export"))
 
     @property
     def _dtype(self) -> DType:  # type: ignore[override]  # a slot in Tensor
@@ -134,7 +134,7 @@ class ArrayTensor(NumpyTensor):
         return self._array[...]
 
     def _forget_memory(self) -> None:
-        del self._array, self.numpy_export
+        del self._array, self._export
 
     def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
         if dtype is None:
@@ -182,7 +182,7 @@ def wrap_plain(array: Any, producer: type | None, *, readonly: bool = False) -> 
     tensor = new_array_tensor()
     tensor._array = array
     # Ours has a message for legacy consumers of read-only memory.
-    tensor.numpy_export = partial(export_array, array) if readonly else array.__dlpack__
+    tensor._export = partial(export_array, array) if readonly else array.__dlpack__
     if producer is not None:
         tensor._producer = producer
     return tensor

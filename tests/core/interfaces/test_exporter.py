@@ -113,9 +113,8 @@ def test_the_suite_passes(form, tmp_path, monkeypatch):
     folders = [str(Path(toy_arrays.__file__).parent), str(tmp_path)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
     found = check(form)
-    of_numpys_method = {"S1"} if form == "by_attribute" else set()  # as for a Tensor
-    if np.lib.NumpyVersion(np.__version__) < "2.4.0":
-        of_numpys_method |= {"P15", "P16"}
+    older = np.lib.NumpyVersion(np.__version__) < "2.4.0"
+    of_numpys_method = {"P15", "P16"} if older else set()
     assert {each for each in found if each.result in ("fail", "crash")
             and each.line not in of_numpys_method} == set()  # fmt: skip
     missing = {line.line for line in found if line.result != "pass"} - of_numpys_method

@@ -331,6 +331,13 @@ def test_readonly_stays_readonly(dtype):  # C27
             dlbridge.copy_(tensor, tensor)
 
 
+def test_a_legacy_capsule_is_writable():  # C28
+    tensor = dlbridge.from_dlpack(floats(version=None))
+    assert not tensor.readonly
+    dlbridge.copy_(tensor, FLOATS[::-1])
+    assert tensor.tolist() == FLOATS[::-1].tolist()
+
+
 def test_copied_stays_visible():  # C29
     assert dlbridge.from_dlpack(floats(flags=FLAG_IS_COPIED)).is_copied
     assert not dlbridge.from_dlpack(floats()).is_copied
