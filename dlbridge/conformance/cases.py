@@ -13,6 +13,7 @@ import numpy as np
 from .producer import (
     Described,
     capsule_in,
+    capsule_of,
     elements,
     encoded,
     integer,
@@ -47,6 +48,7 @@ class Source(StrEnum):
     PYTHON = "DLPack, Python Specification"
     TENSOR = "dlpack.h, `DLTensor`"
     TYPE = "dlpack.h, `DLDataType`"
+    VERSION = "dlpack.h, `DLPackVersion`"
     MANAGED = "dlpack.h, `DLManagedTensorVersioned`"
     TABLE = "dlpack.h, `DLPackExchangeAPI`"
     HEADER = "dlpack.h, `DLPackExchangeAPIHeader`"
@@ -99,16 +101,16 @@ def offered(condition: object, otherwise: str) -> None:
 
 
 class Offering:
-    """NotOffered instead of an exception of this *kind*, as a context manager."""
+    """NotOffered instead of an exception of these *kinds*, by default any: a context manager."""
 
-    def __init__(self, otherwise: str, kind: type[Exception] = Exception) -> None:
-        self._otherwise, self._kind = otherwise, kind
+    def __init__(self, otherwise: str, *kinds: type[Exception]) -> None:
+        self._otherwise, self._kinds = otherwise, kinds or (Exception,)
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, _kind: object, exc: BaseException | None, _at: object) -> None:
-        if isinstance(exc, self._kind):
+        if isinstance(exc, self._kinds):
             raise NotOffered(f"{self._otherwise}: {exc}") from exc
 
 
@@ -124,19 +126,28 @@ def in_threads(count: int, work: Callable[[int], _Result]) -> list[_Result]:
 
 
 def export(array: Any, **keywords: Any) -> Any:
-    """The struct in a new capsule of *array*; keywords that are unknown are not offered."""
+    """The struct in a new capsule of *array*; keywords that are unknown are not offered.
+
+    Without `max_version`, which only legacy capsules fit, BufferError is allowed since 2025.
+    """
     words = ", ".join(f"{name}={value!r}" for name, value in keywords.items())
     with Offering(f"__dlpack__({words})", TypeError):
-        capsule = array.__dlpack__(**keywords)
+        try:
+            capsule = array.__dlpack__(**keywords)
+        except BufferError:
+            if "max_version" in keywords:
+                raise
+            capsule = array.__dlpack__(**keywords, max_version=(1, 0))
     return managed_in(capsule)
 
 
-def capsule_of(array: Any) -> Any:
-    """A capsule of *array*, versioned where the library knows it: READ_ONLY fits no other."""
-    try:
-        return array.__dlpack__(max_version=(1, 0))
-    except TypeError:
-        return array.__dlpack__()
+def same_memory(array: Any, *exports: Any) -> None:
+    """Fail if one of the *exports* of *array* has other memory; NotOffered if each is a copy."""
+    address = address_of(array)
+    for managed in exports:
+        copied = is_versioned(managed) and managed.flags & IS_COPIED
+        offered(not copied, "it copies at each export, and says so")
+        require(first_address(managed) == address, "other memory")
 
 
 def first_address(managed: Any) -> int:

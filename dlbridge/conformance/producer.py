@@ -245,6 +245,14 @@ def encoded(numbers: np.ndarray[Any, Any], dtype: tuple[int, int, int]) -> bytes
     return numbers.astype(_KINDS.get(dtype[:2], "f4")).tobytes()
 
 
+def capsule_of(array: Any) -> Any:
+    """A capsule of *array*, versioned where the library knows it: READ_ONLY fits no other."""
+    try:
+        return array.__dlpack__(max_version=(1, 0))
+    except TypeError:
+        return array.__dlpack__()
+
+
 def elements(managed: Any) -> np.ndarray[Any, Any]:
     """The float elements that a struct in host memory describes, read by its own fields."""
     import numpy as np

@@ -69,6 +69,7 @@ _TAKES_CAPSULES = {"tensorflow", "onnxruntime"}
 
 _IMMUTABLE = {"jax", "tensorflow", "pyarrow"}
 _COPIES = {"jax", "tvm_ffi"}
+_SHARES = {"pyarrow", "tvm_ffi"}
 
 
 _FLOATS = ("float32", "float64", "float16")
@@ -159,7 +160,9 @@ class Subject:
             try:
                 return made.copy()
             except Exception:  # with arguments, or no copy of that kind
-                return made
+                pass
+        if self.name in _SHARES:
+            raise NotOffered("it allocates nothing for such arrays: they share numpy's memory")
         return made
 
     @cached_property
@@ -167,11 +170,11 @@ class Subject:
         """The device and the elements of what `make` makes: a host's and floats, if it fails."""
         import numpy as np
 
-        from .producer import device_of, dtype_of, managed_in
+        from .producer import capsule_of, device_of, dtype_of, managed_in
 
         for shape, dtype in product(_SHAPES, _DTYPES):
             try:
-                managed = managed_in(self.make(np.ones(shape, dtype)).__dlpack__())
+                managed = managed_in(capsule_of(self.make(np.ones(shape, dtype))))
             except (Exception, NotOffered):
                 continue
             if dtype in _FLOATS:  # the producers' values are floats

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import importlib
 import sys
-from functools import partial
 from typing import Any
 
 from dlbridge.core._cdefs import ffi
@@ -21,19 +20,17 @@ from .cases import (
     Source,
     Table,
     address_of,
-    capsule_of,
     deleted_once,
     described,
     first_address,
     in_threads,
     offered,
     owned,
-    refusal,
     require,
     require_equal,
     told,
 )
-from .producer import delete, delete_in_thread, integer, set_device, shape_of
+from .producer import Described, capsule_of, delete, delete_in_thread, integer, set_device, shape_of
 from .subject import Fail, NotOffered, Subject
 
 case = TABLES = Table()
@@ -102,16 +99,15 @@ def _imported(table: Any, address: int) -> Any:
 
 @case(
     "X1",
-    "The attribute: a capsule on the type; the name it had before, if there, has the same table",
+    "The attribute: a capsule on the type",
     Source.TABLE,
 )
 def _(subject: Subject) -> str:
     array = subject.make(MATRIX)
     _table(array)
     there = {name: getattr(type(array), name) for name in NAMES if hasattr(type(array), name)}
-    require(NAMES[0] in there, f"only under the name before 1.3, {NAMES[1]}")
+    offered(NAMES[0] in there, f"only under the name before 1.3, {NAMES[1]}")
     require(type(there[NAMES[0]]).__name__ == "PyCapsule", f"{there[NAMES[0]]!r} is no capsule")
-    require(len(set(map(_address, there.values()))) == 1, "another table under each name")
     forms = [f"{name}: {type(value).__name__}" for name, value in there.items()]
     return ", ".join(forms)
 
@@ -186,14 +182,12 @@ def _(subject: Subject) -> str:
         require(made.status == 0 and not made.errors, f"{shape}: {made.status}, {made.errors}")
         tensor, found = made.managed.dl_tensor, shape_of(made.managed)
         require(found == shape, f"shape {found}, not {shape}")
-        if shape == (2, 3) and tensor.strides:
-            require((tensor.strides[0], tensor.strides[1]) == (3, 1), "strides that are not (3, 1)")
         if 0 not in shape and device[0] in ADDRESS_DEVICES:
             require(tensor.data != ffi.NULL, f"{shape}: data is NULL")
             require(first_address(made.managed) % 16 == 0, "not aligned to 16 bytes")
         _delete(made.managed)
-    wrong: list[dict[str, Any]] = [{"dtype": (99, 32, 1)}, {"device": (99, 0)}]
-    for fields in (*wrong, {"shape": (1 << 60, 1 << 20)}):
+    wrong: tuple[dict[str, Any], ...] = ({"device": (99, 0)}, {"shape": (1 << 60, 1 << 20)})
+    for fields in wrong:
         failed = _Allocation(table, **{"device": device, **fields})
         require(failed.status != 0, f"{fields}: accepted")
         require(len(failed.errors) == 1, f"{fields}: SetError called {len(failed.errors)} times")
@@ -231,10 +225,7 @@ def _(subject: Subject) -> str:
     table = _table(subject.make(MATRIX))
     producer = described(subject, version=(1, 0))
     array = _imported(table, producer.build())
-    count = sys.getrefcount(array)
-    require(count == 2, f"{count} references, not 2")
     require_equal(subject.values(array), NUMBERS[:4])
-    require(producer.alive, "deleted while the array is in use")
     try:
         name, made = type(array).__name__, _table(array)
     except NotOffered as exc:
@@ -250,7 +241,7 @@ def _(subject: Subject) -> str:
     raise NotOffered(f"no way back to the class: a {name}, {evidence}")
 
 
-@case("X7", "Borrowed structs live as long as the tensor", Source.LEND)
+@case("X7", "A borrowed struct has the memory of the tensor, and no reference to it", Source.LEND)
 def _(subject: Subject) -> str:
     array = subject.make(MATRIX)
     table = _table(array)
@@ -258,10 +249,10 @@ def _(subject: Subject) -> str:
     lent = ffi.new("DLTensor *")
     before = sys.getrefcount(array)
     _call(_EXPORT(integer(getattr(table, _BORROW))), array, integer(lent))
+    # Nothing may run between: the struct is the caller's until then alone.
+    shape, at = (lent.shape[0], lent.shape[1]), integer(lent.data) + int(lent.byte_offset)
     require(sys.getrefcount(array) == before, "it holds a reference")
-    gc.collect()
-    require((lent.ndim, lent.shape[0], lent.shape[1]) == (2, 2, 3), "another shape")
-    at = integer(lent.data) + int(lent.byte_offset)
+    require((lent.ndim, *shape) == (2, 2, 3), "another shape")
     require(at == address_of(array), "other memory")
     return "the same memory"
 
@@ -273,8 +264,6 @@ def _(subject: Subject) -> str:
     stream = ctypes.c_void_p(7)
     _call(function, *subject.place.device, ctypes.addressof(stream))
     said = stream.value or 0
-    if subject.place.device[0] == 1:
-        require(said == 0, f"stream {said:#x} of the host")
     for device in ((99, 0), (1 << 20, -5)):
         try:
             function(*device, ctypes.addressof(stream))
@@ -298,23 +287,36 @@ def _(subject: Subject) -> str:
     return "50 exports"
 
 
+def _import(table: Any, producer: Described) -> Any:
+    """The library's array by the table, or the exception of its failure."""
+    try:
+        return _imported(table, producer.build())
+    except Exception as exc:
+        return exc
+
+
 @case("X18", "A failure leaves a Python exception set, and a success none", Source.TABLE)
 def _(subject: Subject) -> str:
     table = _table(subject.make(MATRIX))
     _delete(_exported(table, subject.make(MATRIX)))  # ctypes would raise what is pending
-    function = _IMPORT(integer(table.managed_tensor_to_py_object_no_sync))
-    evidence = ""
-    wrongs: tuple[dict[str, Any], ...] = ({"dtype": (99, 1, 1)}, {"version": (2, 0)})
+    evidence = "it takes what a table may refuse"
+    wrongs: tuple[dict[str, Any], ...] = ({"dtype": (99, 1, 1)}, {"dtype": (2, 24, 1)})
     for wrong in wrongs:
         producer = described(subject, **{"content": bytes(64), "version": (1, 0), **wrong})
-        out = ctypes.c_void_p()
-        try:
-            evidence = refusal(partial(_call, function, producer.build(), ctypes.addressof(out)))
-        except Fail as exc:
-            raise Fail(f"{wrong}: {exc}") from exc
-        require(not out.value, f"{wrong}: a failure with an array")
+        found = _import(table, producer)  # `_call` fails without an exception, or raises one
+        if isinstance(found, Exception):
+            evidence = told(found)
+        del found
         require(sum(producer.deletions) <= 1, f"{wrong}: deletions {producer.deletions}")
     return evidence
+
+
+@case("X21", "A struct of another major version is not imported", Source.VERSION)
+def _(subject: Subject) -> str:
+    table = _table(subject.make(MATRIX))
+    found = _import(table, described(subject, content=bytes(64), version=(2, 0)))
+    require(isinstance(found, Exception), f"accepted ({type(found).__name__})")
+    return told(found)
 
 
 @case("X19", "Exports by the table in many threads", Source.NONE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from operator import attrgetter
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.libraries.library import origin_of
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class _Unassigned:
-    """Stands in a class for the attribute that an object has not got yet."""
+class _FirstExport(MethodProperty):
+    """A `MethodProperty` that becomes a plain one by the first export of its class.
 
-    def __init__(self, cls: type, name: str) -> None:
+    That the attribute holds no Tensor is the first mistake that is made: it has its words here.
+    """
+
+    def __init__(self, cls: type, name: str, getter: Callable[[Any], Any]) -> None:
+        super().__init__(getter)
         self._cls, self._name = cls, name
 
-    def __get__(self, instance: object, _cls: type) -> NoReturn:
-        where = f"{self._cls.__qualname__}.{self._name}"
-        if instance is None:  # to `dataclass` a value would be a default
-            raise AttributeError(f"{where} is an attribute of instances")
-        raise AttributeError(
-            f"assign a Tensor to {where}, which the class {origin_of(instance)} names "
-            f'(tensor="{self._name}")'
-        )
+    def __get__(self, instance: Any, cls: type | None = None) -> Any:
+        if instance is not None:
+            as_tensor(instance)
+            setattr(self._cls, self._name, MethodProperty(self._getter))
+        return super().__get__(instance, cls)
 
 
 @public
@@ -70,8 +71,10 @@ class Exporter:
     library first asks for it; it, and with it the class, then exists until the process ends.
     The table asks ``__as_tensor__``, also where the class has a ``__dlpack__`` of its own.
 
-    With the name of an attribute, no Python runs at an export of plain CPU memory: numpy makes
-    the capsule, as of a Tensor, and takes no stream but None. A method of yours runs each time.
+    With the name of an attribute, no Python runs at an export of plain, writable CPU memory:
+    numpy makes the capsule, as of a Tensor, and takes no stream but None. A method of yours runs
+    each time. Where instances go to other processes by cloudpickle (Dask, joblib), put the class
+    into a module: it sends classes of ``__main__`` whole, and tables of functions cannot be sent.
 
     Examples
     --------
@@ -102,6 +105,11 @@ class Exporter:
                 f'{cls.__qualname__} has an __as_tensor__ and tensor="{tensor}", and each says '
                 "where the Tensor is; remove one of them"
             )
+        if tensor is not None and not all(map(str.isidentifier, tensor.split("."))):
+            raise ValueError(
+                f"tensor={tensor!r} is no name of an attribute; {cls.__qualname__} must name the "
+                "one that holds its Tensor"
+            )
         # Of its own: that of a base class makes objects of the base class.
         for name in NAMES:
             owner, found = _first(cls, name)
@@ -121,10 +129,8 @@ class Exporter:
             for name, of_tensor in _OF_THE_TENSOR.items():
                 _, found = _first(cls, name)
                 if name not in vars(cls) and _is_ours(name, found):
-                    setattr(cls, name, MethodProperty(attrgetter(f"{tensor}.{of_tensor}")))
-            first = tensor.partition(".")[0]
-            if not hasattr(cls, first):
-                setattr(cls, first, _Unassigned(cls, first))
+                    getter = attrgetter(f"{tensor}.{of_tensor}")
+                    setattr(cls, name, _FirstExport(cls, name, getter))
         giver, _ = _first(cls, "__as_tensor__")
         for name in _OF_THE_TENSOR:  # a base class may name an attribute that is not asked
             owner, found = _first(cls, name)

@@ -177,7 +177,7 @@ def _lend_struct(tensor: Tensor, out: Any) -> int:
                 if _claim(address, loan) is loan:
                     out[0] = struct
                     return 0
-    except unless_handler(AttributeError):  # the first export
+    except unless_handler(Exception):  # the first export; or it has expired, as `_lend_to` says
         pass
     loans: list[tuple[int, Any]] = []
     try:
