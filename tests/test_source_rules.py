@@ -20,19 +20,13 @@ SOURCES = sorted(
 # it before the finalizers of other objects in the same cycle, so today there is none.
 GC_HOMES: set[str] = set()
 
-# A plain lock, where no finalizer may come and ask for it: each says why at its place.
-PLAIN_LOCKS = {
+# A lock that is not `shared_lock`'s: a thread that Python has ended may hold it in the last
+# collection, and in a child of fork(). Each says why that does no harm.
+OWN_LOCKS = {
     "backends/vulkan/dlbridge_vulkan/devices.py",  # looks at the type only
-}
-
-# What gives a forked child its own locks.
-RENEWED = re.compile("register_at_fork|@in_child|fork_lock")
-# A lock of a module, which a forked child inherits while a thread that does not exist
-# there may hold it. Each says why that does no harm.
-LOCKS_IN_CHILDREN = {
-    "backends/opencl/dlbridge_opencl/devices.py",  # a child has a stub in the backend's place
-    "backends/opencl/dlbridge_opencl/queues.py",  # likewise
-    "backends/opencl/dlbridge_opencl/views.py",  # likewise
+    "dlbridge/core/files/source.py",  # of one file, which a finalizer does not read
+    "dlbridge/kit/gate.py",  # it lets nobody in by then
+    "dlbridge/kit/resources.py",  # makes them
 }
 
 # A generator of `contextmanager` that a signal handler's exception has cut off before its block
@@ -94,30 +88,19 @@ def claims(tree: ast.Module) -> list[int]:
     return found
 
 
-def locks_of_the_module(tree: ast.Module) -> list[int]:
-    """The lines of locks that the whole process shares: at the top, or in a class's body."""
-    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
-    return [
-        statement.lineno
-        for body in bodies
-        for statement in body
-        if isinstance(statement, ast.Assign | ast.AnnAssign)
-        and any(name in ast.unparse(statement) for name in ("Lock()", "RLock]"))
-    ]
-
-
 def found(source: str) -> dict[str, list[int]]:
     """The lines where *source* breaks, or has to explain, a rule."""
     lines: dict[str, list[int]] = {"acquire": [], "gc": [], "lock": [], "filled": [], "pairs": []}
     lines["generator"], lines["weak"] = [], []
     tree = ast.parse(source)
     lines["claim"] = claims(tree)
-    lines["inherited"] = [] if RENEWED.search(source) else locks_of_the_module(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute | ast.Constant):
             name = getattr(node, "id", getattr(node, "attr", getattr(node, "value", None)))
             if name in ("WeakSet", "WeakKeyDictionary", "WeakValueDictionary"):
                 lines["weak"].append(node.lineno)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Lock", "Condition")):
+            lines["lock"].append(node.lineno)
         if isinstance(node, ast.FunctionDef):
             names = [ast.unparse(decorator) for decorator in node.decorator_list]
             lines["generator"] += [node.lineno for name in names if "contextmanager" in name]
@@ -127,8 +110,6 @@ def found(source: str) -> dict[str, list[int]]:
                 lines["acquire"].append(node.lineno)
             if node.func.attr == "gc" and owner == "ffi":
                 lines["gc"].append(node.lineno)
-            if node.func.attr == "Lock" and owner == "threading":
-                lines["lock"].append(node.lineno)
         # A pair is a new object, whose making may start a collection, and that may change the table.
         pairs = ("list(", "tuple(", "sorted(")
         text = ast.unparse(node) if isinstance(node, ast.Call) else ""
@@ -155,13 +136,12 @@ def test_the_rules(path):
     assert not lines["pairs"], "copy a table by one step: table.copy().items()"
     assert not lines["filled"], "nothing is filled in while loading"
     assert not lines["claim"], "claim by one step (dict.setdefault), or under `with lock`"
-    assert bool(lines["inherited"]) == (name in LOCKS_IN_CHILDREN), "renew it by register_at_fork"
     assert bool(lines["generator"]) == (name in LATE_GENERATORS), (
         "call a function inside, as `Gate.run` does: a generator may end in another thread"
     )
     assert bool(lines["gc"]) == (name in GC_HOMES), "ffi.gc outside its homes, or a home without"
     assert bool(lines["weak"]) == (name in WEAK_TABLES), "use `remember` or `join`"
-    assert bool(lines["lock"]) == (name in PLAIN_LOCKS), "use RLock: a finalizer may come inside"
+    assert bool(lines["lock"]) == (name in OWN_LOCKS), "use `shared_lock` of dlbridge.kit.resources"
 
 
 @pytest.mark.parametrize(
@@ -178,9 +158,8 @@ def test_the_rules(path):
         ),
         ("for key, value in list(table.items()):\n    pass", "pairs"),
         ("@contextlib.contextmanager\ndef f():\n    yield", "generator"),
-        ("lock = RLock()", "inherited"),
-        ("class A:\n    lock = threading.RLock()", "inherited"),
-        ("locks: dict[str, threading.RLock] = {}", "inherited"),
+        ("lock = RLock()", "lock"),
+        ("class A:\n    lock = threading.RLock()", "lock"),
         ("from dlbridge.core.interfaces.dlpack import TABLE\nTABLE['name'] = print", "filled"),
     ],
 )

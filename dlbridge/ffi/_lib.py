@@ -18,7 +18,6 @@ import importlib.util
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -32,11 +31,9 @@ from dlbridge.core.implementation_details.handlers import (
 )
 from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.errors import LibraryUnavailable
-from dlbridge.kit.resources import in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
 __all__ = [
     "C",
@@ -46,7 +43,6 @@ __all__ = [
     "has",
     "library_path",
     "py",
-    "renewed_lock",
     "version",
 ]
 
@@ -136,16 +132,6 @@ def _end_destructors() -> None:
         # In one step of C; this function of C takes any arguments, and has no effect.
         target.__setstate__((nothing.__init__, (), {}, {}))
     wait_for({code for _target, code in _in_python})
-
-
-def renewed_lock() -> Callable[[], AbstractContextManager[bool]]:
-    """A function that gives a reentrant lock; in a forked child a new one.
-
-    A thread that held it does not exist in the child.
-    """
-    held: list[AbstractContextManager[bool]] = [threading.RLock()]
-    in_child(lambda: held.__setitem__(0, threading.RLock()))
-    return partial(held.__getitem__, 0)
 
 
 def has(symbol: str) -> bool:

@@ -19,7 +19,6 @@ import sys
 import threading
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
-from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
@@ -32,6 +31,7 @@ from dlbridge.core.public import public_in
 from dlbridge.core.tensor.array_tensor import ArrayTensor
 from dlbridge.core.values.devices import Device, device
 from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.kit.resources import shared_lock
 
 from ._lib import C, address, ffi, py
 from .any import (
@@ -733,7 +733,7 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
     """
     memory = new_memory(0)
     packed: Any = [*_pack(function, bound, memory[2])]
-    replacing = RLock()
+    replacing = shared_lock()
     inside = [False]  # whether this thread, which has the lock, is replacing already
 
     def slow() -> Any:

@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex, TypeVar, over
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.kit.resources import shared_lock
 
-from ._lib import C, address, ffi, py, renewed_lock
+from ._lib import C, address, ffi, py
 from .any import (
     HEADER,
     OBJECT_BEGIN,
@@ -190,7 +191,7 @@ def build(constructor: str, values: Sequence[Any], keep: Temporaries | None = No
 # This lock makes several calls into C one step for other threads. There is one for all
 # containers: it is held for microseconds. It is reentrant, as a finalizer of what a change
 # removes may take it.
-changing: Final = renewed_lock()
+changing: Final = shared_lock()
 
 
 class Container(Object):
@@ -544,7 +545,7 @@ class List(_Sequence[_T], MutableSequence[_T]):
     def __setitem__(self, index: slice, value: Iterable[_T]) -> None: ...
     def __setitem__(self, index: Any, value: Any) -> None:
         new = List(value) if isinstance(index, slice) else Packed(value)
-        with changing():
+        with changing:
             if isinstance(new, Packed):
                 self._call("SetItem", self._position(index), new)
                 return
@@ -562,7 +563,7 @@ class List(_Sequence[_T], MutableSequence[_T]):
                 self._call("SetItem", place, item)
 
     def __delitem__(self, index: SupportsIndex | slice) -> None:
-        with changing():
+        with changing:
             if not isinstance(index, slice):
                 self._call("Pop", self._position(index))
                 return
@@ -576,7 +577,7 @@ class List(_Sequence[_T], MutableSequence[_T]):
     def insert(self, index: SupportsIndex, value: _T) -> None:
         """Insert *value* before *index*, as into a Python list."""
         place, item = operator.index(index), Packed(value)
-        with changing():
+        with changing:
             size = len(self)
             place = max(0, place + size) if place < 0 else min(place, size)
             self._call("Insert", place, item)
@@ -591,7 +592,7 @@ class List(_Sequence[_T], MutableSequence[_T]):
 
     def pop(self, index: SupportsIndex = -1) -> _T:
         """Remove and return the element at *index*."""
-        with changing():
+        with changing:
             if not len(self):
                 raise IndexError("pop from empty List")
             return self._call("Pop", self._position(index))  # type: ignore[no-any-return]
@@ -606,7 +607,7 @@ class List(_Sequence[_T], MutableSequence[_T]):
             place = next((i for i, item in enumerate(items) if same(item, wanted)), None)
             if place is None:
                 raise ValueError(f"{value!r} is not in the {type(self).__name__}")
-            with changing():
+            with changing:
                 # Objects are the same at the same address, as *held* keeps them.
                 if _word(self._held(), place) == _word(held, place):
                     self._call("Pop", place)
@@ -618,7 +619,7 @@ class List(_Sequence[_T], MutableSequence[_T]):
 
     def reverse(self) -> None:
         """Reverse the order of the elements."""
-        with changing():
+        with changing:
             self._call("Reverse")
 
 
@@ -920,7 +921,7 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
 
     def __setitem__(self, key: _K, value: _V) -> None:
         place, item = _packed_key(key), Packed(value)
-        with changing():
+        with changing:
             # The value that goes lives until C++ is done: its finalizer may look at this Dict.
             before = self._find(place)
             try:
@@ -939,7 +940,7 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
             if len(default) > 1:
                 raise TypeError(f"pop expected at most 2 arguments, got {1 + len(default)}")
             place = _packed_key(key)
-            with changing():
+            with changing:
                 found = self._find(place)
                 if found is not None:
                     value = unpack(*found)
@@ -952,7 +953,7 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
         def setdefault(self, key: Any, default: Any = None) -> Any:  # anybody's: the value
             """The value for *key*; if there is none, *default* becomes it."""
             place, item = _packed_key(key), Packed(default)
-            with changing():
+            with changing:
                 found = self._find(place)
                 if found is None:
                     self._call("SetItem", place, item)
@@ -961,7 +962,7 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
 
     def popitem(self) -> tuple[_K, _V]:
         """Remove and return the first pair."""
-        with changing():
+        with changing:
             keys = list(self)
             if not keys:
                 raise KeyError("popitem from an empty Dict")
@@ -969,7 +970,7 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
 
     def clear(self) -> None:
         """Remove everything."""
-        with changing():
+        with changing:
             removed = self._read(decode)
             self._call("Clear")
         del removed

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from dlbridge.core.implementation_details.handlers import is_from_handler, unless_handler
 from dlbridge.core.public import public_in
+from dlbridge.kit.resources import shared_lock
 
-from ._lib import C, address, ffi, py, renewed_lock
+from ._lib import C, address, ffi, py
 from .any import (
     HEADER,
     ByteArray,
@@ -94,7 +95,7 @@ _MAX_CAUSES: Final = 32
 _TOO_DEEP: Final = b"maximum recursion depth exceeded"
 
 # An update of a backtrace frees the text that another thread may be reading.
-_backtraces: Final = renewed_lock()
+_backtraces: Final = shared_lock()
 
 _Exception = TypeVar("_Exception", bound=type[BaseException])
 
@@ -236,7 +237,7 @@ class Error(Object):
         """
         text, cell = ByteArray(backtrace), _cell(self._handle)
         handle = ffi.cast("void *", self._handle)
-        with _backtraces():
+        with _backtraces:
             cell.update_backtrace(handle, text.pointer, C.kTVMFFIBacktraceUpdateModeReplace)
 
     def py_error(self) -> BaseException:
@@ -343,7 +344,7 @@ def _cell(handle: Any) -> Any:
 
 
 def _backtrace(cell: Any) -> str:
-    with _backtraces():
+    with _backtraces:
         return text_of(cell.backtrace)
 
 

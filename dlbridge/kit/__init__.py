@@ -6,7 +6,7 @@ the objects of a library in Python own themselves (`dlbridge.protocol.PlainAlloc
 ==================  ==============================================================
 `limits`            settings of the environment: the limit of freed memory that is kept; switches
 `status`            status codes and the exceptions that they become
-`resources`         one owner for each thing that a driver gives, whatever is raised; forks
+`resources`         one owner for each thing that a driver gives, whatever is raised; forks; locks
 `gate`              the end of the process: a library that no thread enters then, work to wait for
 `streams`           what ``stream=`` may be; who keeps a stream that another library has made
 `devices`           devices by number and by name; host views where the host can use the address;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import mmap
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -15,7 +14,7 @@ from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
 
 from .driver import ALL_STREAMS, StreamDriver, StreamState
 from .order import Consumer, Consumers, EventPool, consumer_of, refuse_capture, refuse_disturbing
-from .resources import AllocationOwner, Resources
+from .resources import AllocationOwner, Resources, shared_lock
 from .status import CaptureError, NoPoolError, StreamGoneError
 
 __all__ = ["FREES_KEPT", "DriverMemory", "Memory", "PinnedMemory", "PoolMemory"]
@@ -487,7 +486,7 @@ class PinnedMemory(Memory):
     def __init__(self, driver: StreamDriver, events: EventPool, name: str) -> None:
         super().__init__(driver, events, name)
         self._pages: set[_Pages] = set()  # that we have locked
-        self._lock = threading.RLock()  # re-entered by a finalizer that frees
+        self._lock = shared_lock()  # re-entered by a finalizer that frees
 
     def import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
         """Say why host memory cannot be page-locked in place.

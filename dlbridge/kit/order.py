@@ -12,13 +12,13 @@ allocated.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 from dlbridge.errors import Error, ExchangeError
 
 from .driver import StreamDriver, StreamState
+from .resources import shared_lock
 from .streams import owner
 
 __all__ = [
@@ -247,7 +247,7 @@ class Consumers:
         self.latest = 0
         """How many notes were made. Memory that came after the last one has no consumers."""
         self._limit = _FEW
-        self._lock = threading.RLock()  # re-entered by a finalizer that frees
+        self._lock = shared_lock()  # re-entered by a finalizer that frees
 
     def note(self, device_id: int, stream: int, home: int) -> None:
         """Note that memory of *device_id* may be used on *stream* from now on.

@@ -39,7 +39,8 @@ imported before them. So the order is:
 3. ``dlbridge.core``: the same with the deleters of exported tensors, and the memory of tensors is
    not given back any more.
 4. This module: no release has an effect.
-5. Python clears its modules. Destructors run, and call no driver.
+5. Python ends the daemon threads, and collects. What is locked then is free again (`shared_lock`).
+6. Python clears its modules. Destructors run, and call no driver.
 
 A handler that a user or a library registers later than these runs before all of them, while
 everything still works. **In a forked child** `dlbridge.core.plugins.registry` puts a stub in the
@@ -54,6 +55,8 @@ import ctypes
 import gc
 import operator
 import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -73,6 +76,7 @@ __all__ = [
     "join",
     "recall",
     "remember",
+    "shared_lock",
 ]
 
 R = TypeVar("R")
@@ -307,6 +311,7 @@ _all: WeakSet[Resources[Any]] = WeakSet()
 
 # Forks ------------------------------------------------------------------------------------
 
+_has_fork = hasattr(os, "register_at_fork")  # not on Windows, whose locks cannot be freed either
 _in_child: list[Callable[[], Any]] = []
 _after_forks: list[Callable[[], Any]] = []
 """What turns the collector on again, for each fork that is under way."""
@@ -326,6 +331,36 @@ def in_child(function: Callable[[], Any]) -> Callable[[], Any]:
 def _forget() -> None:
     for each in _all:
         each.after_fork()
+
+
+# Locks ------------------------------------------------------------------------------------
+
+_locks: set[ref[Any]] = set()
+
+
+def shared_lock() -> Any:
+    """A reentrant lock between threads: a finalizer may come while its thread is inside.
+
+    It is free where the thread that held it does not exist any more: in a child of ``fork()``, and
+    in the last collection of a process, in which a user's finalizer may use a device. Python has
+    ended daemon threads by then, wherever they waited for the GIL.
+    """
+    lock: Any = threading.RLock()
+    join(_locks, lock)
+    return lock
+
+
+@in_child
+def _free_locks() -> None:
+    for each in list(_locks):
+        lock = each()
+        if lock is not None:
+            lock._at_fork_reinit()
+
+
+def _at_collection(phase: str, _info: object) -> None:
+    if phase == "start" and sys.is_finalizing():
+        _free_locks()
 
 
 def _before_fork() -> None:
@@ -348,9 +383,11 @@ def _after_fork() -> None:
 def _at_exit() -> None:
     without_effect: Any = dict  # of C
     Owner.__del__ = Resources.sweep = without_effect  # type: ignore[method-assign]
+    if _has_fork:
+        gc.callbacks.append(_at_collection)
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+if _has_fork:
     os.register_at_fork(
         before=_before_fork,
         # In C, as the exception of a signal handler would leave the collector off.

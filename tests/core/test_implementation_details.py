@@ -24,7 +24,7 @@ from raw_producer import OldProducer, Producer, struct_in
 import dlbridge as bridge
 from dlbridge.core._cdefs import ffi as our_ffi
 from dlbridge.core.implementation_details import ends
-from dlbridge.core.implementation_details.ends import end_finalizers, fork_lock, report
+from dlbridge.core.implementation_details.ends import end_finalizers, report
 from dlbridge.core.implementation_details.handlers import RESUME, c_callback, handlers_cause
 from dlbridge.core.implementation_details.python_api import (
     address_in,
@@ -34,6 +34,7 @@ from dlbridge.core.implementation_details.python_api import (
     word_at,
 )
 from dlbridge.core.interfaces.own_table import failure_status
+from dlbridge.kit.resources import shared_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,10 +57,11 @@ class Detail(NamedTuple):
 DETAILS = (
     Detail(
         "RLock._at_fork_reinit frees a lock, whichever thread holds it; threading and logging use it",
-        "a child of fork() does not have the thread that held a lock; a lock of our own class could "
-        "be cut off by a signal between its acquisition and its `with`",
+        "a child of fork() and the last collection of a process do not have the thread that held a "
+        "lock; one of our own class could be cut off by a signal between its acquisition and its "
+        "`with`",
         "CPython 3.9",
-        "core/implementation_details/ends.py: fork_lock",
+        "kit/resources.py: shared_lock",
         "tests/core/test_implementation_details.py::test_a_lock_is_freed_for_a_child",
     ),
     Detail(
@@ -284,7 +286,7 @@ def test_the_method_of_the_instance_is_found_before_that_of_the_class():
     assert type(method) is type([].append)
     assert isinstance(method.__self__, np.ndarray)
     called = []
-    tensor._export = lambda **keywords: called.append(keywords) or method(**keywords)
+    tensor.__tensor_export__ = lambda **keywords: called.append(keywords) or method(**keywords)
     np.from_dlpack(tensor)
     assert called, "np.from_dlpack does not ask the instance"
     assert callable(inspect.getattr_static(type(tensor), "__dlpack__"))
@@ -630,7 +632,7 @@ def test_an_error_that_nobody_can_catch_is_reported(monkeypatch):
 
 
 def test_a_lock_is_freed_for_a_child():
-    lock, held = fork_lock(), threading.Event()
+    lock, held = shared_lock(), threading.Event()
 
     def hold():
         with lock:

@@ -241,6 +241,48 @@ def test_daemon_threads_drop_one_kind_of_our_tensors_in_destructors_of_cpp(kind)
     daemons_end(kind)
 
 
+LAST_COLLECTION = """
+import contextlib, threading
+from dlbridge.kit import resources
+import dlbridge as bridge
+devices = []
+for name in ("cpu", "ext_dev", "opencl", "vulkan", "webgpu"):
+    with contextlib.suppress(bridge.BackendUnavailable):
+        bridge.backend(name)
+        devices.append(name)
+def work():
+    for device in devices:
+        with contextlib.suppress(bridge.Error):  # OpenCL refuses calls while the process ends
+            t = bridge.to_device(bridge.zeros(1000, "uint8", device), "cpu", copy=True)
+            numpy.from_dlpack(t[::-1])
+class Collected:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        work()
+        print("finalized", sys.is_finalizing(), flush=True)
+work()
+def hold():
+    with contextlib.ExitStack() as stack:
+        for each in list(resources._locks):
+            stack.enter_context(each())
+        held.set()
+        while True:
+            pass
+held, kept = threading.Event(), Collected()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+del kept
+print(len(resources._locks) > 3)
+"""
+
+
+def test_a_finalizer_in_the_last_collection_meets_no_lock_of_a_thread_that_was_ended():
+    """It hung: Python had ended a daemon thread in the middle of a call."""
+    environment = {"DLBRIDGE_VULKAN_STAGED": "1"}  # where each fill takes a lock
+    assert run(LAST_COLLECTION, **environment) == "True\nfinalized True\n"
+
+
 # Errors on the way out
 
 

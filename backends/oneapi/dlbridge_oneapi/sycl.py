@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError
 from dlbridge.kit.devices import Devices
 from dlbridge.kit.gate import Gate, wait_at_exit
+from dlbridge.kit.resources import shared_lock
 from dlbridge.kit.streams import NO_ORDER, StreamRules
 
 __all__ = ["Sycl", "USMArray"]
@@ -57,7 +57,7 @@ class Sycl(Devices):
         self._own = [dpctl.get_device_cached_queue(device) for device in self.devices]
         self._homes = {(q.sycl_device, q.sycl_context): i for i, q in enumerate(self._own)}
         self._users: dict[int, Any] = {}  # handle -> queue
-        self.lock = threading.RLock()  # for queues that keep no order, and fills: docs/oneapi.md
+        self.lock = shared_lock()  # for queues that keep no order, and fills: docs/oneapi.md
         out_of_memory = (dpctl.memory.USMAllocationError, MemoryError, OverflowError)
         meanings: dict[Any, Any] = dict.fromkeys(out_of_memory, DeviceMemoryError)
         meanings |= dict.fromkeys((RuntimeError, TypeError, ValueError), DeviceError)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyopencl as cl
 
 from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.kit.resources import shared_lock
 
 from .driver import Driver, lasting
 from .identity import identity
@@ -27,7 +27,7 @@ SIMULATORS = ("Oclgrind",)
 """Platforms that are numbered last: correct, thousands of times slower, and crash
 if two threads call them at once."""
 
-_lock = threading.RLock()
+_lock = shared_lock()
 _devices: list[Device] = lasting([])
 CONTEXTS: dict[int, cl.Context] = lasting({})
 """device_id -> its context, once there is one: see `context`."""

@@ -12,7 +12,7 @@ from weakref import ref
 
 import pyopencl as cl
 
-from dlbridge.kit.resources import recall, remember
+from dlbridge.kit.resources import recall, remember, shared_lock
 from dlbridge.kit.streams import NO_ORDER, StreamRules
 
 from . import devices, foreign
@@ -280,7 +280,7 @@ class Users:
 users_of: dict[int, ref[Users]] = {}
 """data -> its users, as long as somebody keeps them: memory that was given out, or the owner of
 a user's array."""
-_users_lock = threading.RLock()
+_users_lock = shared_lock()
 
 
 def note_user(data: int, queue: cl.CommandQueue) -> Users:

@@ -9,7 +9,6 @@ before, the commands afterwards, and they go to a queue that has no other work
 
 from __future__ import annotations
 
-import threading
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 import pyopencl as cl
 
 from dlbridge.errors import Error, ExchangeError
-from dlbridge.kit.resources import AllocationOwner, Resources, call
+from dlbridge.kit.resources import AllocationOwner, Resources, call, shared_lock
 from dlbridge.protocol import Span
 
 from . import queues
@@ -27,7 +26,7 @@ from .memory import Memory, find, memory_at
 _flags = cl.mem_flags
 
 # Re-entrant, because a finalizer may come in the thread that holds it.
-_lock = threading.RLock()
+_lock = shared_lock()
 
 # What the driver did not unmap. pyopencl's destructor would ask it again, and an exception in a
 # destructor of C++ ends the process.

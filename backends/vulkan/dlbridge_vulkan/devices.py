@@ -13,7 +13,7 @@ from typing import Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.kit.gate import wait_at_exit
-from dlbridge.kit.resources import Owner, Resources
+from dlbridge.kit.resources import Owner, Resources, shared_lock
 from dlbridge.protocol import Span
 
 from .device import OPAQUE_FD, Device, Table
@@ -78,7 +78,7 @@ class Devices:
         self.instance, version = create_instance()
         self._entries = [Entry(one) for one in physical_devices(self.instance, version)]
         self.table: Table = {}
-        self._lock = threading.RLock()  # a finalizer may come in while its thread is inside
+        self._lock = shared_lock()  # a finalizer may come in while its thread is inside
         self._objects: Resources[Objects] = Resources(Objects.destroy)
         wait_at_exit(self.pending)
 

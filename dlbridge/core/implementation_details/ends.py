@@ -6,7 +6,7 @@ In the child, in the order of the imports, while the collector is off (`in_child
    parent is given back.
 2. The registry puts a stub in the place of every backend that the parent has used. Each of its
    members raises the one error that says so (`dlbridge.core.plugins.registry`).
-3. Locks of `fork_lock` are free: a thread that held one does not exist.
+3. Locks of `shared_lock` of the kit are free: a thread that held one does not exist.
 
 When Python ends, in the reverse order of the imports:
 
@@ -34,8 +34,6 @@ from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
-from dlbridge.kit.resources import in_child
-
 Ending = Callable[[], Any]
 
 
@@ -43,13 +41,6 @@ def at_exit(function: Ending) -> Ending:
     """*function*, which is called when Python ends: before those that were registered earlier."""
     atexit.register(function)
     return function
-
-
-def fork_lock() -> Any:
-    """A lock that is free in a child of ``fork()``, and reentrant: a finalizer may come inside."""
-    lock: Any = threading.RLock()
-    in_child(lock._at_fork_reinit)
-    return lock
 
 
 # Finalizers -------------------------------------------------------------------------

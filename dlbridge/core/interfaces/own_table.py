@@ -23,7 +23,7 @@ from dlbridge.core.dlpack.capsules import (
 )
 from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
-from dlbridge.core.implementation_details.ends import at_exit, fork_lock
+from dlbridge.core.implementation_details.ends import at_exit
 from dlbridge.core.implementation_details.handlers import (
     c_callback,
     unless_deferred,
@@ -45,6 +45,7 @@ from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.dtypes import check
 from dlbridge.errors import ExchangeError
+from dlbridge.kit.resources import shared_lock
 
 from .dlpack import as_tensor
 
@@ -130,7 +131,7 @@ def _at_exit() -> None:
         ffi.cast(_MANAGED, address).deleter = _deleters[-1]
 
 
-_sharing = fork_lock()  # a collection inside may run a finalizer that exports
+_sharing = shared_lock()  # a collection inside may run a finalizer that exports
 
 
 def _pool_of(tensor: Tensor, flags: int = 0) -> StructPool:

@@ -21,7 +21,7 @@ from dlbridge.core.public import public, typed
 from dlbridge.core.values.devices import type_names
 from dlbridge.core.values.suggestions import did_you_mean
 from dlbridge.errors import BackendError, BackendUnavailable, DeviceError, DeviceMemoryError, Error
-from dlbridge.kit.resources import in_child
+from dlbridge.kit.resources import in_child, shared_lock
 from dlbridge.protocol import Allocation, Backend, ExportedMemory, Facts, NativeArray, Span
 
 from .contract import CONTRACTS, check_contract, type_of_name
@@ -114,7 +114,7 @@ def backend(name: str) -> Backend:
             f"the name of a backend is a text, such as 'cpu', not {name!r}; dlbridge.backends() "
             "lists them"
         )
-    with _locks.setdefault(name, threading.RLock()):
+    with _locks.setdefault(name, shared_lock()):
         if name not in LOADED:
             # A signal handler in this thread may have loaded it meanwhile: there is one.
             LOADED.setdefault(name, _load(name))

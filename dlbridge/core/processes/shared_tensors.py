@@ -9,7 +9,6 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
-from dlbridge.core.implementation_details.ends import fork_lock
 from dlbridge.core.moves.copies import copy_elements
 from dlbridge.core.moves.plans import why_no_host_import
 from dlbridge.core.moves.transfer import allocate, fill, move
@@ -21,7 +20,7 @@ from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType, check, dtype as as_dtype
 from dlbridge.core.values.layout import reach
 from dlbridge.errors import Error, ExchangeError
-from dlbridge.kit.resources import recall, remember
+from dlbridge.kit.resources import recall, remember, shared_lock
 
 from .blocks import (
     DeviceBlock,
@@ -63,7 +62,7 @@ class Layout(NamedTuple):
 
 
 # Held during one import of a block. It is reentrant, as a finalizer inside may share memory, too.
-_importing = fork_lock()
+_importing = shared_lock()
 
 
 def check_target(mapping: MappedFile, target: Device) -> None:
