@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlbridge.errors import DeviceError, Error
+from dlbridge.errors import DeviceError, DeviceMemoryError, Error
 from dlbridge.protocol import (
     Region,
     Span,
@@ -354,7 +355,9 @@ class OrderTests(BackendCase):
         work = self.busy(mine)
         mine.synchronize()
         once = time.monotonic() - began  # no verdict: how much of it takes a second
-        queued = [self.busy(mine) for _ in range(min(50, int(1 / once) + 1))]
+        queued: list[object] = []
+        with suppress(DeviceMemoryError):  # what there is room for is enough
+            queued.extend(self.busy(mine) for _ in range(min(50, int(1 / once) + 1)))
         mine.upload(data, 0, new)
         mine.download(data, 0, memoryview(into))
         mine.synchronize()
