@@ -58,7 +58,7 @@ class Source(StrEnum):
     LEND = "dlpack.h, `DLPackDLTensorFromPyObjectNoSync`"
     STREAM = "dlpack.h, `DLPackCurrentWorkStream`"
     NONE = "no standard"
-    """About crashes, lost memory, corrupt input and wrong arguments."""
+    """About crashes, lost memory, corrupt input, wrong arguments, and what follows from a rule."""
 
 
 class Rule(NamedTuple):
@@ -134,20 +134,23 @@ def export(array: Any, **keywords: Any) -> Any:
     with Offering(f"__dlpack__({words})", TypeError):
         try:
             capsule = array.__dlpack__(**keywords)
-        except BufferError:
+        except BufferError as exc:
             if "max_version" in keywords:
                 raise
-            capsule = array.__dlpack__(**keywords, max_version=(1, 0))
+            try:
+                capsule = array.__dlpack__(**keywords, max_version=(1, 0))
+            except TypeError:
+                raise exc from None
     return managed_in(capsule)
 
 
-def same_memory(array: Any, *exports: Any) -> None:
-    """Fail if one of the *exports* of *array* has other memory; NotOffered if each is a copy."""
-    address = address_of(array)
-    for managed in exports:
-        copied = is_versioned(managed) and managed.flags & IS_COPIED
-        offered(not copied, "it copies at each export, and says so")
-        require(first_address(managed) == address, "other memory")
+def same_memory(array: Any, managed: Any) -> None:
+    """Fail if *managed*, an export of *array*, has other memory; NotOffered if it is a copy."""
+    same = first_address(managed) == address_of(array)
+    if is_versioned(managed) and managed.flags & IS_COPIED:
+        require(not same, "IS_COPIED over the same memory")
+        raise NotOffered("it copies at each export, and says so")
+    require(same, "other memory")
 
 
 def first_address(managed: Any) -> int:
@@ -279,8 +282,13 @@ def readonly(subject: Subject) -> Any:
     source.flags.writeable = False
     if subject.immutable:
         return subject.make(source)
-    with Offering("no read-only arrays"):
-        return subject.take(source)
+    try:
+        array = subject.make(source)
+        require_mark(array)
+    except NotOffered:  # the library's own function may copy what another one keeps
+        with Offering("no read-only arrays"):
+            return subject.take(source)
+    return array
 
 
 def require_mark(array: Any) -> None:

@@ -264,6 +264,7 @@ def _(subject: Subject) -> str:
     stream = ctypes.c_void_p(7)
     _call(function, *subject.place.device, ctypes.addressof(stream))
     said = stream.value or 0
+    require(said != 7, "it returned 0, and wrote no stream")
     for device in ((99, 0), (1 << 20, -5)):
         try:
             function(*device, ctypes.addressof(stream))

@@ -5,9 +5,12 @@ The conformance command must find each.
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import numpy as np
+
+from dlbridge.conformance.producer import managed_in
 
 FAULT = os.environ.get("TOY_FAULT", "")
 _kept = []
@@ -56,11 +59,26 @@ class Array:
             _kept.append(data)
         if dl_device not in (None, (1, 0)) and FAULT == "any device is accepted":
             dl_device = None
-        return data.__dlpack__(max_version=max_version, dl_device=dl_device, copy=copy)
+        capsule = data.__dlpack__(max_version=max_version, dl_device=dl_device, copy=copy)
+        if max_version is not None and FAULT in FLAGS:
+            managed_in(capsule).flags |= FLAGS[FAULT]
+        return capsule
+
+
+FLAGS = {"each export is marked as a copy": 2, "each export is marked as read-only": 1}
 
 
 def asarray(array):
-    return Array(np.array(array))
+    made = np.array(array)
+    made.flags.writeable = array.flags.writeable
+    return Array(made)
+
+
+def _writable(data):
+    """The same memory without the mark of numpy."""
+    memory = (ctypes.c_char * data.nbytes).from_address(data.ctypes.data)
+    _kept.append(data)
+    return np.frombuffer(memory, data.dtype).reshape(data.shape)
 
 
 def from_dlpack(producer):
@@ -73,6 +91,9 @@ def from_dlpack(producer):
         data = np.from_dlpack(producer)
         steps = np.empty(data.shape, data.dtype).strides
         return Array(np.lib.stride_tricks.as_strided(data, data.shape, steps))
+    if FAULT == "the mark of read-only memory is dropped":
+        data = np.from_dlpack(producer)
+        return Array(data if data.flags.writeable else _writable(data))
     if FAULT == "the producer is kept":
         _kept.append(producer)
     if FAULT == "the tensor is asked for twice":

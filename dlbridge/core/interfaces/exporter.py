@@ -71,10 +71,12 @@ class Exporter:
     library first asks for it; it, and with it the class, then exists until the process ends.
     The table asks ``__as_tensor__``, also where the class has a ``__dlpack__`` of its own.
 
-    With the name of an attribute, no Python runs at an export of plain, writable CPU memory:
-    numpy makes the capsule, as of a Tensor, and takes no stream but None. A method of yours runs
-    each time. Where instances go to other processes by cloudpickle (Dask, joblib), put the class
-    into a module: it sends classes of ``__main__`` whole, and tables of functions cannot be sent.
+    With the name of an attribute, no Python runs at an export of plain, writable CPU memory but
+    at the first of the class: numpy makes the capsule, as of a Tensor, and takes no stream but
+    None. A method of yours runs each time.
+
+    Where instances go to other processes by cloudpickle (Dask, joblib), put the class into a
+    module. Classes of ``__main__`` are sent whole, and a table of C functions cannot be sent.
 
     Examples
     --------
@@ -154,7 +156,7 @@ class Exporter:
         """Return a capsule for one consumer (array API 2025.12), as `Tensor.__dlpack__` does."""
         tensor: Any = self.__as_tensor__()
         if stream is None and type(tensor) is ArrayTensor:
-            return tensor._export(max_version=max_version, dl_device=dl_device, copy=copy)
+            return tensor.__tensor_export__(max_version=max_version, dl_device=dl_device, copy=copy)
         if not isinstance(tensor, Tensor):
             raise no_tensor(self, tensor)
         return produce(tensor, stream, max_version, dl_device, copy)
@@ -200,7 +202,7 @@ class Exporter:
 
 
 # Methods, and the names by which a Tensor has them: not by the property that its `__dlpack__` is.
-_OF_THE_TENSOR = {"__dlpack__": "_export", "__dlpack_device__": "__dlpack_device__"}
+_OF_THE_TENSOR = {"__dlpack__": "__tensor_export__", "__dlpack_device__": "__dlpack_device__"}
 
 
 def _first(cls: type, name: str) -> tuple[type | None, object]:

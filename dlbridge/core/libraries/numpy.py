@@ -35,7 +35,7 @@ def _from_numpy(x: Any) -> Tensor:
     if plain and array.dtype in NATIVE_DTYPES and array.size:
         tensor = new_array_tensor()
         tensor._array = array
-        tensor._export = array.__dlpack__
+        tensor.__tensor_export__ = array.__dlpack__
         return tensor
     return wrap_array(array)
 

@@ -145,7 +145,7 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
                     # torch has no negative strides: `wrap_array` would do the same.
                     tensor = new_array_tensor()
                     tensor._array = array
-                    tensor._export = array.__dlpack__
+                    tensor.__tensor_export__ = array.__dlpack__
                     return tensor
             elif dtype in labels and not x.requires_grad and not is_neg(x):
                 # A view as integers of the same size; it would hide a gradient.

@@ -120,10 +120,10 @@ class ArrayTensor(NumpyTensor):
     the slot for that method are set.
     """
 
-    __slots__ = ("_export",)
+    __slots__ = ("__tensor_export__",)
 
-    _export: Callable[..., Any]
-    __dlpack__: Any = MethodProperty(attrgetter("_export"))
+    __tensor_export__: Callable[..., Any]
+    __dlpack__: Any = MethodProperty(attrgetter("__tensor_export__"))
 
     @property
     def _dtype(self) -> DType:  # type: ignore[override]  # a slot in Tensor
@@ -134,7 +134,7 @@ class ArrayTensor(NumpyTensor):
         return self._array[...]
 
     def _forget_memory(self) -> None:
-        del self._array, self._export
+        del self._array, self.__tensor_export__
 
     def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
         if dtype is None:
@@ -182,7 +182,7 @@ def wrap_plain(array: Any, producer: type | None, *, readonly: bool = False) -> 
     tensor = new_array_tensor()
     tensor._array = array
     # Ours has a message for legacy consumers of read-only memory.
-    tensor._export = partial(export_array, array) if readonly else array.__dlpack__
+    tensor.__tensor_export__ = partial(export_array, array) if readonly else array.__dlpack__
     if producer is not None:
         tensor._producer = producer
     return tensor

@@ -516,7 +516,7 @@ class Tensor(TensorMetadata):
         return _produce()(self, stream, max_version, dl_device, copy)
 
     # For an Exporter: by this name each Tensor has its method, and plain CPU tensors numpy's own.
-    _export: Any = __dlpack__
+    __tensor_export__: Any = __dlpack__
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return ``(device_type, device_id)`` as plain ints (array API 2025.12)."""
