@@ -105,7 +105,7 @@ HOLES = {
     ),
     "a finalizer submits under a plain lock": Hole(
         "dlbridge_vulkan.devices",
-        (("self._lock = threading.RLock()", "self._lock = threading.Lock()"),),
+        (("self._lock = shared_lock()", "self._lock = threading.Lock()"),),
         (
             "--only=finalizers,to_a_device_and_back,collections",
             "--devices=vulkan:0",
@@ -117,7 +117,7 @@ HOLES = {
     ),
     "two threads map one buffer": Hole(
         "dlbridge_opencl.views",
-        (("with _lock:", "with threading.RLock():"),),
+        (("with _lock:", "with shared_lock():"),),
         ("--only=host_view_of_a_shared_tensor", "--devices=opencl:0", "--threads=4"),
         finding=r"SIGSEGV|SIGABRT",
         seconds=30,
