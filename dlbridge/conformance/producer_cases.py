@@ -125,8 +125,8 @@ def _(subject: Subject) -> str:
     ints = isinstance(pair, tuple) and all(isinstance(part, int) for part in numbers)
     require(ints, f"{pair!r} is not a tuple of two ints")
     require(numbers == exported, f"{pair!r}, and the struct says {exported}")
-    one = exported[0] not in _WITHOUT_INDEX or exported[1] == 0
-    require(one, f"{exported}: the index of such memory is 0 (dlpack.h, DLDevice)")
+    numbered = exported[0] not in _WITHOUT_INDEX or exported[1] == 0
+    require(numbered, f"{exported}: the index of such memory is 0 (dlpack.h, DLDevice)")
     return str(exported)
 
 
@@ -422,9 +422,8 @@ def _(subject: Subject) -> str:
         except NotOffered as exc:
             missing = exc
             continue
-        if str(getattr(array, "dtype", np.dtype(kind))) == str(
-            np.dtype(kind)
-        ):  # else it was converted
+        given = np.dtype(kind)
+        if str(getattr(array, "dtype", given)) == str(given):  # else it was converted
             evidence = refusal(partial(capsule_of, array))
     if not evidence:
         raise missing or NotOffered("it converts all of them")

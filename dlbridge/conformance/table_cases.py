@@ -97,11 +97,7 @@ def _imported(table: Any, address: int) -> Any:
     return array
 
 
-@case(
-    "X1",
-    "The attribute: a capsule on the type",
-    Source.TABLE,
-)
+@case("X1", "The attribute: a capsule on the type", Source.TABLE)
 def _(subject: Subject) -> str:
     array = subject.make(MATRIX)
     _table(array)
@@ -109,7 +105,7 @@ def _(subject: Subject) -> str:
     offered(NAMES[0] in there, f"only under the name before 1.3, {NAMES[1]}")
     require(type(there[NAMES[0]]).__name__ == "PyCapsule", f"{there[NAMES[0]]!r} is no capsule")
     forms = [f"{name}: {type(value).__name__}" for name, value in there.items()]
-    return ", ".join(forms)
+    return f"{', '.join(forms)}, tables {len(set(map(_address, there.values())))}"
 
 
 @case("X2", "Version 1.x; older tables by `prev_api`, NULL at the end", Source.HEADER)
@@ -225,6 +221,7 @@ def _(subject: Subject) -> str:
     table = _table(subject.make(MATRIX))
     producer = described(subject, version=(1, 0))
     array = _imported(table, producer.build())
+    count = sys.getrefcount(array)
     require_equal(subject.values(array), NUMBERS[:4])
     try:
         name, made = type(array).__name__, _table(array)
@@ -233,7 +230,7 @@ def _(subject: Subject) -> str:
     del array
     evidence = deleted_once(producer)
     if made == table:
-        return evidence
+        return f"{evidence}, {count} references"
     # The header wants the function, which makes a tensor of the library that implements the
     # table: for a class that nothing makes objects of, this is another class of that library.
     same = made.managed_tensor_allocator == table.managed_tensor_allocator

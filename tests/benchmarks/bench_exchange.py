@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import partial
+from itertools import product
+from operator import methodcaller
 from typing import Any
 
 from measuring import floors
@@ -94,35 +96,23 @@ class _ByMethod(dlbridge.Exporter):
 def _own_classes(peers: dict[str, Any], ours: dlbridge.Tensor) -> dict[str, dict[str, Function]]:
     """Somebody's class of arrays beside the Tensor that it holds, and a pointer's tensor."""
     numpy, torch = peers["numpy"], peers["torch"]
-    attribute, method = _ByAttribute(ours), _ByMethod(ours)
     address, shape = ours.data_ptr(), ours.shape
     found: dict[str, dict[str, Function]] = {
-        "`__dlpack__` of an Exporter with an attribute": {
-            "dlbridge": lambda: attribute.__dlpack__(max_version=(1, 3)),
-            "a Tensor": lambda: ours.__dlpack__(max_version=(1, 3)),
-        },
-        "`__dlpack__` of an Exporter with a method": {
-            "dlbridge": lambda: method.__dlpack__(max_version=(1, 3)),
-            "a Tensor": lambda: ours.__dlpack__(max_version=(1, 3)),
-        },
-        "numpy.from_dlpack(Exporter with an attribute)": {
-            "dlbridge": lambda: numpy.from_dlpack(attribute),
-            "a Tensor": lambda: numpy.from_dlpack(ours),
-        },
         "from_blob(address, shape, dtype)": {
             "dlbridge": lambda: dlbridge.from_blob(address, shape, "float32"),
         },
     }
+    takes = {"`__dlpack__` of {}": _export, "numpy.from_dlpack({})": numpy.from_dlpack}
     if torch:
-        found["torch.from_dlpack(Exporter with an attribute)"] = {
-            "dlbridge": lambda: torch.from_dlpack(attribute),
-            "a Tensor": lambda: torch.from_dlpack(ours),
-        }
-        found["torch.from_dlpack(Exporter with a method)"] = {
-            "dlbridge": lambda: torch.from_dlpack(method),
-            "a Tensor": lambda: torch.from_dlpack(ours),
-        }
+        takes["torch.from_dlpack({})"] = torch.from_dlpack
+    classes = {"an attribute": _ByAttribute(ours), "a method": _ByMethod(ours)}
+    for (words, take), (form, x) in product(takes.items(), classes.items()):
+        operation = words.format(f"an Exporter with {form}")
+        found[operation] = {"dlbridge": partial(take, x), "a Tensor": partial(take, ours)}
     return found
+
+
+_export = methodcaller("__dlpack__", max_version=(1, 3))
 
 
 def _imports(peers: dict[str, Any], x: Any) -> dict[str, Function]:

@@ -16,12 +16,14 @@ from raw_producer import (
     OldProducer,
     Producer,
     address,
+    live,
     struct_in,
 )
 from scripts import run_script
 from stream_backend import Streams, installed
 
 import dlbridge
+from dlbridge.conformance.cases import drop_with_error
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY
 
 FLOATS = np.arange(6, dtype="float32")
@@ -336,6 +338,23 @@ def test_a_legacy_capsule_is_writable():  # C28
     assert not tensor.readonly
     dlbridge.copy_(tensor, FLOATS[::-1])
     assert tensor.tolist() == FLOATS[::-1].tolist()
+
+
+def test_a_tensor_that_is_dropped_while_an_exception_passes():  # C15
+    raw = floats()
+    kept = [dlbridge.from_dlpack(raw)]
+    drop_with_error(kept)
+    gc.collect()
+    assert live == {}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_copy_for_a_consumer_has_no_gaps(dtype):  # P26
+    wide = dlbridge.zeros((6, 8), dtype)
+    for view in (wide[:, ::2], wide[::2, 1::2], wide[::-1, ::-1], wide[1:3, 2:5]):
+        copied = dlbridge.from_dlpack(view.__dlpack__(max_version=(1, 3), copy=True))
+        assert copied.is_contiguous()
+        assert copied.is_copied
 
 
 def test_copied_stays_visible():  # C29
