@@ -20,7 +20,9 @@ import numpy as np
 import dlbridge
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "backends" / "cuda" / "tests"), str(ROOT / "tests" / "drivers")]
+sys.path[:0] = [
+    str(ROOT / part) for part in ("backends/cuda/tests", "tests/drivers", "tests/support")
+]
 
 SECOND = 1_700_000_000
 """Turns of a GPU's clock, about."""

@@ -2,10 +2,12 @@
 
     python tests/hardware/run.py OUTPUT STEP [STEP ...]
 
-The steps are the functions below whose names begin with ``step_``; ``all`` means all of them. The
+The steps are the functions below whose names begin with ``step_``; ``all`` means all of them. Those
+joined by a plus (``copies+cuda+peers``) run at the same time, the others one after the other. The
 machine needs no network: what ``tests/hardware/pack.py`` fetched is installed from ``.wheels/``
-into a folder of its own. OUTPUT/hardware.txt has what each step printed, with date and seconds; a
-step that fails or takes too long does not keep the others from running.
+into a folder of its own. OUTPUT/hardware.txt has what each step printed, with date and seconds, each
+line behind the step's name; a step that fails or takes too long does not keep the others from
+running.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
@@ -26,10 +30,11 @@ SITE = Path("/tmp/dlbridge-hardware")
 OLDER = SITE / "older"
 VENDORS = SITE / "vendors"
 BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/pyproject.toml"))
-PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=100"]
+PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=100", "-ra"]
 GPU_ONLY = ["-m", "gpu"]
 ONE_BYTE_MORE = "test_one_byte_more_than_is_promised_for_one_buffer"
-LARGE = ["-n", "8", "--durations=15", "--tb=short", "-v", "--timeout=40"]
+LARGE = ["-n", "6", "--durations=5", "--tb=short", "-q"]
+SANITIZER = ["compute-sanitizer", "--error-exitcode", "9", "--tool"]
 
 Command = tuple[float, list[str], dict[str, str]]
 """Seconds, the command, and variables of its environment."""
@@ -62,15 +67,19 @@ def step_copies() -> Iterator[Command]:
 def step_cuda() -> Iterator[Command]:
     """The tests of the CUDA backend on the real driver, but those beside peers."""
     names = {path.name for path in (ROOT / "backends/cuda/tests").glob("test_*.py")}
-    yield cuda_tests(400, *sorted(names - {"test_gpu.py"}))
+    yield cuda_tests(240, *sorted(names - {"test_gpu.py"}))
 
 
 def step_peers() -> Iterator[Command]:
-    """torch, cupy, jax and numba with CUDA, each with slow work on its own streams."""
+    """torch, cupy and jax with CUDA, each with slow work on its own streams."""
     seconds, words, expect = cuda_tests(240, "test_gpu.py")
     yield seconds, [*words, "-k", "not numba"], expect
-    older = {"PYTHONPATH": os.pathsep.join([str(OLDER), environment()["PYTHONPATH"]])}
-    yield seconds, [*words, "-k", "numba"], {**expect, **older}
+
+
+def step_numba() -> Iterator[Command]:
+    """The same for numba, with a numpy that it knows."""
+    seconds, words, expect = cuda_tests(240, "test_gpu.py")
+    yield seconds, [*words, "-k", "numba"], {**expect, "PYTHONPATH": older_first()}
 
 
 def step_forks() -> Iterator[Command]:
@@ -94,7 +103,46 @@ def large_tests(name: str, alone: str) -> Iterator[Command]:
     tests = f"backends/{name}/tests"
     expect = {"DLBRIDGE_EXPECT": name}
     yield 60, [*PYTEST, f"{tests}/{alone}"], expect
-    yield 150, [*PYTEST, *LARGE, "--deselect", f"{tests}/{alone}", tests], expect
+    yield 200, [*PYTEST, *LARGE, "--deselect", f"{tests}/{alone}", tests], expect
+
+
+def step_frameworks() -> Iterator[Command]:
+    """torch, cupy, jax, numba, cuda.core, warp, triton: their kernels and streams, our memory."""
+    script = str(HERE / "frameworks.py")
+    yield python(120, script, "torch", "cupy", "jax", "cuda_core", "triton", "warp")
+    yield python(60, script, "numba", PYTHONPATH=older_first())
+
+
+def step_conformance() -> Iterator[Command]:
+    """The rules of DLPack for arrays on the GPU."""
+    for library in ("dlbridge@cuda:0", "torch@cuda:0", "cupy", "jax"):
+        yield python(90, "-m", "dlbridge", "conformance", library)
+
+
+def step_long_work() -> Iterator[Command]:
+    """Slow kernels beside frees, exports, captures and processes that are killed."""
+    names = ["frees_copies_and_exports", "streams_destroyed_early", "graphs_beside_everything"]
+    yield python(200, str(HERE / "long_work.py"), "--rounds", "10000", names[0])
+    yield python(90, str(HERE / "long_work.py"), "--rounds", "1000", *names[1:])
+    yield python(90, str(HERE / "long_work.py"), "--rounds", "2000", "killed_at_every_moment")
+
+
+def step_full() -> Iterator[Command]:
+    """The GPU's memory, to the last MiB; nothing else can run."""
+    yield python(60, str(HERE / "long_work.py"), "full_to_the_last_mebibyte")
+
+
+def step_sanitizer() -> Iterator[Command]:
+    """compute-sanitizer beside copies, kernels, and streams that end early."""
+    inside = [sys.executable, str(HERE / "long_work.py"), "--inside", "--rounds", "100"]
+    for tool in ("memcheck", "racecheck"):
+        yield 100, [*SANITIZER, tool, *inside, "streams_destroyed_early"], {}
+        yield 60, [*SANITIZER, tool, sys.executable, str(HERE / "round_trips.py")], {}
+
+
+def step_pipeline() -> Iterator[Command]:
+    """Frames from torch through Vulkan to torch, in place and by copies."""
+    yield python(60, str(HERE / "pipeline.py"))
 
 
 def step_demo() -> Iterator[Command]:
@@ -107,13 +155,28 @@ def step_identity() -> Iterator[Command]:
     yield python(60, str(HERE / "identity.py"))
 
 
-def step_bench() -> Iterator[Command]:
-    """The figures."""
+def step_bench_calls() -> Iterator[Command]:
+    """Calls on tensors of the GPU, beside the peers."""
     yield python(120, "backends/cuda/bench_calls.py", "--output", str(OUTPUT / "cuda-calls.md"))
-    yield python(300, "backends/cuda/bench_gpu.py", "--output", str(OUTPUT / "cuda-gpu.md"))
+
+
+def step_bench_gpu() -> Iterator[Command]:
+    """Copies between host and GPU; LARGEST is the largest, by default 4G."""
+    most = ["--most", os.environ.get("LARGEST", "4G")]
+    output = ["--output", str(OUTPUT / "cuda-gpu.md")]
+    yield python(200, "backends/cuda/bench_gpu.py", *most, *output)
+
+
+def step_bench_copy() -> Iterator[Command]:
+    """Copies by OpenCL and Vulkan."""
     for name in ("opencl", "vulkan"):
         yield python(90, f"backends/{name}/bench_copy.py")
         yield 5, ["cp", f"docs/benchmarks/{name}-copy.md", str(OUTPUT)], {}
+
+
+def older_first() -> str:
+    """PYTHONPATH for libraries that the machine's own numpy is too new for."""
+    return os.pathsep.join([str(OLDER), environment()["PYTHONPATH"]])
 
 
 OUTPUT = Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
@@ -158,6 +221,8 @@ def install() -> None:
     subprocess.run([*pip, "--no-compile", "--target", SITE, *wheels], check=True)
     older = sorted(WHEELS.glob("older/*.whl"))
     subprocess.run([*pip, "--no-compile", "--target", OLDER, *older], check=True)
+    for archive in WHEELS.glob("*.tar.xz"):  # too large as a wheel
+        subprocess.run(["tar", "-xf", archive, "-C", SITE], check=True)
     for deb in WHEELS.glob("*.deb"):
         subprocess.run(["dpkg", "-x", deb, "/"], check=True)
     subprocess.run(["ldconfig"], check=False)
@@ -180,46 +245,54 @@ def describe(folder: Path) -> None:
     (info / "entry_points.txt").write_text("\n".join(lines))
 
 
-def run(command: Command, log: Path) -> None:
-    """One command: what it prints goes to the screen and to the file."""
+_log = threading.Lock()
+
+
+def run(name: str, command: Command) -> None:
+    """One command of the step *name*: what it prints goes to the screen and to the file."""
     seconds, words, variables = command
-    head = f"\n$ {' '.join(words)}\n# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n"
     start = time.monotonic()
-    with log.open("a") as file:
-        file.write(head)
-        file.flush()
-        print(head, end="", flush=True)
-        process = subprocess.Popen(
-            ["timeout", "-k", "5", str(seconds), *words],
-            cwd=ROOT,
-            env={**environment(), **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        assert process.stdout is not None
-        for line in process.stdout:
-            file.write(line)
-            print(line, end="", flush=True)
-        code = process.wait()
-        end = f"# exit {code} after {time.monotonic() - start:.0f} s\n"
-        file.write(end)
-        print(end, end="", flush=True)
+
+    def say(line: str) -> None:
+        with _log, (OUTPUT / "hardware.txt").open("a") as file:
+            file.write(f"{name}: {line}\n")
+        print(f"{name}: {line}", flush=True)
+
+    say(f"$ {' '.join(words)}")
+    say(f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")
+    process = subprocess.Popen(
+        ["timeout", "-k", "5", str(seconds), *words],
+        cwd=ROOT,
+        env={**environment(), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        say(line.rstrip("\n"))
+    say(f"# exit {process.wait()} after {time.monotonic() - start:.0f} s")
 
 
 def main() -> int:
     """Run the steps that the command line names."""
     steps = {name[5:]: step for name, step in globals().items() if name.startswith("step_")}
-    wanted = sys.argv[2:]
-    if not wanted or set(wanted) - {*steps, "all"}:
+    wanted = list(steps) if "all" in sys.argv[2:] else sys.argv[2:]
+    groups = [group.split("+") for group in wanted]
+    if not groups or {name for group in groups for name in group} - {*steps}:
         print(__doc__, "Steps: ", ", ".join(steps), file=sys.stderr)
         return 2
     OUTPUT.mkdir(parents=True, exist_ok=True)
     install()
-    for name in list(steps) if "all" in wanted else wanted:
+
+    def take(name: str) -> None:
         for command in steps[name]():
-            run(command, OUTPUT / "hardware.txt")
+            run(name, command)
+
+    for group in groups:
+        with ThreadPoolExecutor(len(group)) as threads:
+            list(threads.map(take, group))
     return 0
 
 
