@@ -282,6 +282,57 @@ def test_a_tensor_of_torch_is_taken_by_its_table_at_once(fake, cuda, take, monke
         gc.collect()
 
 
+class OnlyInterface:
+    """Another library's array that has nothing but the CUDA Array Interface."""
+
+    def __init__(self, tensor, stream):
+        self._tensor = tensor
+        self.__cuda_array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": (N,),
+            "typestr": "|u1",
+            "stream": stream,
+            "version": 3,
+        }
+
+
+def taken_by_method(tensor, stream, _monkeypatch):
+    return dlbridge.from_dlpack(Theirs(tensor, stream))
+
+
+def taken_by_interface(tensor, stream, _monkeypatch):
+    return dlbridge.asarray(OnlyInterface(tensor, stream))
+
+
+def taken_by_table(tensor, stream, monkeypatch):
+    return dlbridge.from_dlpack(torch_with_stream(stream, [], monkeypatch)(tensor))
+
+
+def taken_as_blob(tensor, stream, _monkeypatch):
+    data = tensor.data_ptr()
+    return dlbridge.from_blob(data, (N,), "uint8", device=CUDA, owner=tensor, stream=stream)
+
+
+@pytest.mark.parametrize(
+    "take", [taken_by_method, taken_by_interface, taken_by_table, taken_as_blob]
+)
+def test_what_is_taken_in_a_block_is_ordered_after_it(fake, cuda, take, monkeypatch):
+    """S6 S17: the block has no work of ours, and its stream has that of the other library."""
+    with stream() as own, stream() as theirs, memory(cuda, N) as copy:
+        inner = on_device(OLD)
+        dlbridge.synchronize(CUDA)
+        with gate(own) as closed:
+            cuda.fill(Span(0, inner.data_ptr(), 0, N), NEW[0], own)
+            with dlbridge.use_stream(CUDA, own):
+                tensor = take(inner, own, monkeypatch)
+            capsule = tensor.__dlpack__(stream=theirs)
+            cuda.copy(Span(0, copy, 0, N), Span(0, tensor.data_ptr(), 0, N), theirs)
+            closed.open_soon()
+            assert read(cuda, copy, N, theirs) == NEW
+        del capsule, tensor, inner
+        gc.collect()
+
+
 def test_a_result_for_another_library(fake, cuda):
     """Wrapped by its exchange table: it works on its own stream, which the table tells."""
     with stream() as theirs, memory(cuda, N) as copy:

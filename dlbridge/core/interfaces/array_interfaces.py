@@ -251,7 +251,7 @@ def from_cuda_array_interface(
     tensor = make_tensor(memory, 0, said.dtype, said.shape, said.strides, readonly=said.readonly)
     if sync and said.stream is not None and said.data and switch(SYNC, default=True):
         wait(device, said.stream)
-        memory.last_use = current_use(device)
+        memory.ready_on(current_use(device))
     return tensor
 
 

@@ -256,7 +256,7 @@ def _note_use(tensor: Tensor, device: Device) -> None:
     """Note that the memory is ready for work on our current stream of *device*."""
     memory = operand_of(tensor).memory
     if memory is not None:
-        memory.last_use = current_use(device)
+        memory.ready_on(current_use(device))
 
 
 class _Once:

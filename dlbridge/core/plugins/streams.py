@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class StreamUse(SimpleNamespace):
-    """The native handle of a stream, and whether work was queued on it.
+    """The native handle of a stream, and whether work is on it: ours, or what it waits for.
 
     All memory that is used in one ``use_stream`` block shares it, and is in its `memories`. The
     end of the block replaces the handle, because the stream may be destroyed after it. Outside

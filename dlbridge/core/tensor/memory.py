@@ -74,6 +74,15 @@ class Memory:
         if use.memories is not None:
             join(use.memories, self)
 
+    def ready_on(self, use: StreamUse) -> None:
+        """Note that memory of another library is ready for work on *use*, which waits for it.
+
+        So the end of a block of `use_stream` makes the next stream wait, though no work of ours
+        is on this one.
+        """
+        use.used = True
+        self.last_use = use
+
     def take(
         self,
         use: StreamUse | None,
