@@ -103,6 +103,7 @@ _SIGNATURES = {
 """Function -> a letter for each parameter, where CUDA and HIP have the same."""
 
 
+_INVALID_VALUE = 1
 _RESTART = "restart the process: every later call fails too"
 _FATAL = frozenset({214, 700, 710, 719})
 
@@ -476,6 +477,8 @@ class StreamDriver(ABC):
         code = getattr(self.functions, name)(handle)
         if code == NOT_READY:
             self.forget_error()
+        elif code == _INVALID_VALUE:
+            raise CaptureError(f"{self.symbol(name)}: a capture has taken {handle:#x}")
         elif code:
             self.check(name, code)
         return not code
@@ -517,7 +520,10 @@ class StreamDriver(ABC):
     """Whether `is_event_done` can be asked without ending any capture."""
 
     def is_event_done(self, event: Any) -> bool:
-        """Whether *event* has passed; needed if `polls_events`."""
+        """Whether *event* has passed; needed if `polls_events`.
+
+        CaptureError if its last record is in a capture, which CUDA 13.0 calls an invalid value.
+        """
         return self._is_ready("query_event", event)
 
     def wait_for_event(self, event: Any) -> None:

@@ -57,8 +57,8 @@ class DriverMemory:
         self.cell = c_uint64()
         self.codes: list[int] = []
         """The statuses of the driver's calls that take it back, where 0 is success in every API."""
-        self.events: list[tuple[Hashable, Any]] = []
-        """Behind the work of the other consumers."""
+        self.events: list[tuple[Hashable, Any, tuple[Consumer, object]]] = []
+        """The place of each event behind the work of another consumer, the event, the consumer."""
 
 
 class Memory(ABC):
@@ -217,7 +217,7 @@ class Memory(ABC):
         except Error as exc:  # the memory is lost
             self._report(memory.pointer, str(exc))  # its text: a record must not keep frames
             with suppress(Error):
-                for place, event in memory.events:
+                for place, event, _ in memory.events:
                     self.events.give_back(place, event)
             return True
 
@@ -319,24 +319,34 @@ class Memory(ABC):
         try:
             if place is None:
                 place = driver.place_of(stream, home)
-            memory.events.append((place, self.events.record(place, stream)))
+            memory.events.append((place, self.events.record(place, stream), consumer))
         except StreamGoneError:  # no event can be behind its work, which may still run
             driver.wait_for_device()
-        return True
+            return True
+        if can_end or driver.stream_state(stream) is _RUNS:
+            return True
+        # Another thread's capture began meanwhile, and may have taken the event: to ask about it
+        # would end that (an H100 showed it 25 times in 1,000 captures beside two busy threads).
+        self.events.give_back(*memory.events.pop()[:2])
+        return False
 
     def _has_passed(self, memory: DriverMemory, wait: bool) -> bool:
         """Whether the free may be made behind the events of *memory*, which are given back."""
         driver = self.driver
         while memory.events:
-            place, event = memory.events[-1]
+            place, event, consumer = memory.events[-1]
             if wait or not (self.polls and driver.polls_events):
                 with suppress(StreamGoneError):  # then `release` waits for everything
                     driver.wait_event(memory.stream, event)
-            elif not driver.is_event_done(event):
-                return False
+            else:
+                try:
+                    if not driver.is_event_done(event):
+                        return False
+                except CaptureError:  # it was taken by a capture, and stands for nothing
+                    memory.consumers = [*(memory.consumers or ()), consumer]
             memory.events.pop()
             self.events.give_back(place, event)
-        return True
+        return not memory.consumers
 
     def _report(self, pointer: int, why: str) -> None:
         lost = self.driver.table.lost

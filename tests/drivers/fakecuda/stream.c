@@ -375,10 +375,17 @@ API cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
   return record ? push(stream, (Operation){.run = run_wait, .record = record}) : CUDA_SUCCESS;
 }
 
+// Of an event that was last recorded in a capture it is an error, which ends the capture (as on an
+// H100, driver 580).
 API cuEventQuery(CUevent event) {
   INITIALIZED;
   CUresult refused = unsafe_during_capture();
   if (refused) return refused;
+  if (event->captured_in) {
+    if (event->captured_in->capture)
+      event->captured_in->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   pthread_mutex_lock(&lock);
   int pending = is_pending(event);
   pthread_mutex_unlock(&lock);

@@ -5,6 +5,7 @@ import pytest
 
 import dlbridge
 from dlbridge.errors import DeviceError
+from dlbridge.kit.order import EventPool
 from dlbridge.protocol import Span
 
 from .rig import (
@@ -267,6 +268,36 @@ def test_a_consumer_that_captures_keeps_the_memory(fake, device):
             drop(data, default())
             assert fake.live() == live + 1
     for _ in range(2):  # the first call puts an event behind its work, the second finds it done
+        settle()
+    assert fake.live() == live
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["goes on", "has ended"])
+def test_a_capture_that_begins_while_the_free_is_marked(fake, device, ends, monkeypatch):
+    """Another thread's: the event is part of it then, and to ask about that would end it."""
+    from .rig import capture
+
+    live, record = fake.live(), EventPool.record
+    with stream() as theirs:
+        data = hold(device.allocate(0, 64, 256, default()))
+        device.wait(0, theirs, default())
+        block = capture(theirs)
+
+        def begin_and_record(events, place, on):
+            monkeypatch.undo()
+            block.__enter__()
+            event = record(events, place, on)
+            if ends:
+                block.__exit__(None, None, None)
+            return event
+
+        monkeypatch.setattr(EventPool, "record", begin_and_record)
+        drop(data, default())
+        for _ in range(2):  # looks at the frees
+            drop(hold(device.allocate(0, 64, 256, default())), default())
+        if not ends:
+            block.__exit__(None, None, None)  # it is whole
+    for _ in range(2):
         settle()
     assert fake.live() == live
 
