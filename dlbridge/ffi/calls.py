@@ -26,7 +26,12 @@ from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import memory, word_at
 from dlbridge.core.interfaces.own_table import _managed_tensor_allocator as managed_tensor_allocator
 from dlbridge.core.plugins.lookup import plugin_of
-from dlbridge.core.plugins.streams import use_stream as use_backend_stream
+from dlbridge.core.plugins.streams import (
+    current_stream,
+    current_use,
+    stream_block,
+    use_stream as use_backend_stream,
+)
 from dlbridge.core.public import public_in
 from dlbridge.core.tensor.array_tensor import ArrayTensor
 from dlbridge.core.values.devices import Device, device
@@ -372,8 +377,14 @@ def on_streams(
     count: int,
     result: Any,
 ) -> int:
-    """Call with the stream of every device in the environment; put them back after."""
+    """Call with the stream of every device in the environment; put them back after.
+
+    The call is a block of `dlbridge.use_stream` for a stream of another library: our work in
+    callbacks is behind what it has queued, and our later work behind what it has got from the call.
+    """
     before: dict[tuple[int, int], tuple[int, Any]] = {}
+    others: list[tuple[Device, int, int]] = []
+    blocks: ExitStack | None = None
     try:
         for device_type, device_id, stream in streams:
             handle = stream()
@@ -385,13 +396,35 @@ def on_streams(
                 previous = C.TVMFFIEnvGetStream(device_type, device_id)
                 before[device_type, device_id] = (handle, previous)
                 set_stream(device_type, device_id, handle)
+                if handle and _is_not_ours(Device.of(device_type, device_id), handle):
+                    blocks = blocks or ExitStack()
+                    blocks.enter_context(stream_block(Device.of(device_type, device_id), handle))
             elif known[0] != handle:
                 # Another library's stream on the same device: the callee works on the first.
-                _order(Device.of(device_type, device_id), known[0], handle)
-        return C.TVMFFIFunctionCall(pointer, first, count, result)  # type: ignore[no-any-return]
+                device = Device.of(device_type, device_id)
+                _order(device, known[0], handle)
+                others.append((device, handle, known[0]))
+        failed: int = C.TVMFFIFunctionCall(pointer, first, count, result)
+        for device, stream_of_other, worked_on in others:
+            _order(device, stream_of_other, worked_on)
+        if blocks is not None and result.type_index >= OBJECT_BEGIN:
+            for (device_type, device_id), (handle, _) in before.items():
+                use = current_use(Device.of(device_type, device_id))
+                use.used = use.used or use.handle == handle
+        return failed
     finally:
         for (device_type, device_id), (_handle, previous) in before.items():
             restore_stream(device_type, device_id, previous)
+        if blocks is not None:
+            blocks.close()
+
+
+def _is_not_ours(device: Device, stream: int) -> bool:
+    """Whether our work on *device* goes to another stream than *stream*."""
+    try:
+        return current_stream(device) != stream
+    except BackendUnavailable:
+        return False
 
 
 def _order(device: Device, stream: int, on: int) -> None:

@@ -226,11 +226,11 @@ class Recorder:
 
 
 def test_two_streams_of_one_device(look, monkeypatch):
-    """The callee works on the first one's, after what is on the second's."""
+    """The callee works on the first one's, after what is on the second's, which goes on behind."""
     recorder = Recorder()
     monkeypatch.setattr(calls, "plugin_of", lambda _device: recorder)
     assert look(TableTensor((2, 0)), StreamTensor((2, 0))) == {(2, 0): 0x1234}
-    assert recorder.waits == [(0, 0x1234, 0xBEEF)]
+    assert recorder.waits == [(0, 0x1234, 0xBEEF), (0, 0xBEEF, 0x1234)]
     assert look(TableTensor((2, 0)), TableTensor((2, 0)), TableTensor((2, 1))) == {
         (2, 0): 0x1234,
         (2, 1): 0x5678,

@@ -282,6 +282,48 @@ def test_a_tensor_of_torch_is_taken_by_its_table_at_once(fake, cuda, take, monke
         gc.collect()
 
 
+def written_later(tensor):
+    """A callee's kernel on the stream that it is told: slow, and it writes NEW in the end."""
+    on = ffi.get_raw_stream("cuda:0")
+    slow(on)
+    dlbridge.backend("cuda").fill(Span(0, tensor.data_ptr(), 0, N), NEW[0], on)
+    return on
+
+
+@pytest.mark.parametrize("given", ["argument", "result"])
+def test_our_work_comes_after_a_call_on_another_librarys_stream(fake, given):
+    """What the callee has written there is ours to read, without a word of the user's."""
+    with stream() as theirs:
+        other, tensor = on_device(OLD), on_device(OLD)
+        if given == "argument":
+
+            def write_argument(_other, argument):
+                assert written_later(argument) == theirs
+
+            ffi.convert_func(write_argument)(Theirs(other, theirs), tensor)
+        else:
+
+            def write_result(_other):
+                assert written_later(tensor) == theirs
+                return tensor
+
+            result = ffi.convert_func(write_result)(Theirs(other, theirs))
+            assert result.data_ptr() == tensor.data_ptr()
+        assert dlbridge.to_device(tensor, "cpu").tobytes() == NEW
+
+
+def test_a_callback_reads_what_another_library_has_queued(fake, cuda, monkeypatch):
+    """Its arguments are ready on the stream of the call; our work in the callback is behind that."""
+    with stream() as theirs:
+        Tensor = torch_with_stream(theirs, [], monkeypatch)  # noqa: N806  # a class
+        inner = on_device(OLD)
+        dlbridge.synchronize(CUDA)
+        slow(theirs)
+        cuda.fill(Span(0, inner.data_ptr(), 0, N), NEW[0], theirs)
+        seen = ffi.convert_func(lambda x: dlbridge.to_device(x, "cpu").tobytes())(Tensor(inner))
+        assert bytes(seen) == NEW
+
+
 class OnlyInterface:
     """Another library's array that has nothing but the CUDA Array Interface."""
 
