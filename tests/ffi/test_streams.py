@@ -235,4 +235,4 @@ def test_two_streams_of_one_device(look, monkeypatch):
         (2, 0): 0x1234,
         (2, 1): 0x5678,
     }
-    assert len(recorder.waits) == 1
+    assert len(recorder.waits) == 2

@@ -111,6 +111,8 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             said = done.stdout.strip() or done.stderr.strip().rpartition("\n")[2]
             print(f"{name}, {end}: status {done.returncode}: {said}", flush=True)
+            if "status -" in said:  # what the faults handler of Python has written
+                print(done.stderr, flush=True)
 
 
 if __name__ == "__main__":

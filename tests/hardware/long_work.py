@@ -86,11 +86,13 @@ def frees_copies_and_exports(rounds: int) -> str:
 
 def streams_destroyed_early(rounds: int) -> str:
     """A consumer's stream of the driver's own is destroyed while its copy waits; then we free."""
-    from cuda_support import at, call, memory, read
+    from cuda_support import CudaRig, at, call, memory, read
     from gpu_peers import Spin
+    from suite import rig
 
     from dlbridge.protocol import Span
 
+    rig.use(CudaRig())
     cuda, spin, wrong = dlbridge.backend("cuda"), Spin(), 0
     values = np.empty(N, "u1")
     for turn in range(rounds):

@@ -32,8 +32,10 @@ VENDORS = SITE / "vendors"
 BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/pyproject.toml"))
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=100", "-ra"]
 GPU_ONLY = ["-m", "gpu"]
-ONE_BYTE_MORE = "test_one_byte_more_than_is_promised_for_one_buffer"
-LARGE = ["-n", "6", "--durations=5", "--tb=short", "-q"]
+ONE_BYTE_MORE = (
+    "backends/opencl/tests/test_memory.py::test_one_byte_more_than_is_promised_for_one_buffer"
+)
+LARGE = ["-n", "8", "--durations=5", "--tb=short", "-q", "-p", "failures_at_once"]
 SANITIZER = ["compute-sanitizer", "--error-exitcode", "9", "--tool"]
 
 Command = tuple[float, list[str], dict[str, str]]
@@ -90,20 +92,18 @@ def step_forks() -> Iterator[Command]:
 def step_opencl() -> Iterator[Command]:
     """NVIDIA's OpenCL."""
     yield python(30, str(HERE / "rectangles.py"))
-    yield from large_tests("opencl", f"test_memory.py::{ONE_BYTE_MORE}")
+    tests, expect = "backends/opencl/tests", {"DLBRIDGE_EXPECT": "opencl"}
+    yield 200, [*PYTEST, *LARGE, "--deselect", ONE_BYTE_MORE, tests], expect
+
+
+def step_large_buffer() -> Iterator[Command]:
+    """A quarter of the GPU's memory in one buffer of OpenCL's; alone, as others need memory."""
+    yield 60, [*PYTEST, ONE_BYTE_MORE], {"DLBRIDGE_EXPECT": "opencl"}
 
 
 def step_vulkan() -> Iterator[Command]:
     """NVIDIA's Vulkan."""
-    yield from large_tests("vulkan", "test_fd_import.py::test_an_import_by_hand")
-
-
-def large_tests(name: str, alone: str) -> Iterator[Command]:
-    """One test by itself, as it wants much of the GPU's memory; then the others of the backend."""
-    tests = f"backends/{name}/tests"
-    expect = {"DLBRIDGE_EXPECT": name}
-    yield 60, [*PYTEST, f"{tests}/{alone}"], expect
-    yield 200, [*PYTEST, *LARGE, "--deselect", f"{tests}/{alone}", tests], expect
+    yield 200, [*PYTEST, *LARGE, "backends/vulkan/tests"], {"DLBRIDGE_EXPECT": "vulkan"}
 
 
 def step_frameworks() -> Iterator[Command]:
@@ -114,9 +114,19 @@ def step_frameworks() -> Iterator[Command]:
 
 
 def step_conformance() -> Iterator[Command]:
-    """The rules of DLPack for arrays on the GPU."""
-    for library in ("dlbridge@cuda:0", "torch@cuda:0", "cupy", "jax"):
-        yield python(90, "-m", "dlbridge", "conformance", library)
+    """The rules of DLPack for arrays of ours on the GPU."""
+    yield python(200, "-m", "dlbridge", "conformance", "dlbridge@cuda:0")
+
+
+def step_conformance_torch() -> Iterator[Command]:
+    """The same for torch."""
+    yield python(200, "-m", "dlbridge", "conformance", "torch@cuda:0")
+
+
+def step_conformance_jax() -> Iterator[Command]:
+    """The same for jax, which puts its arrays there, and for cupy."""
+    yield python(120, "-m", "dlbridge", "conformance", "cupy")
+    yield python(120, "-m", "dlbridge", "conformance", "jax")
 
 
 def step_long_work() -> Iterator[Command]:
@@ -184,7 +194,7 @@ OUTPUT = Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
 
 def environment() -> dict[str, str]:
     """The source tree before the wheels; the drivers that come without a file that names them."""
-    paths = [ROOT, *BACKENDS, SITE]
+    paths = [ROOT, *BACKENDS, SITE, HERE]
     found = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
