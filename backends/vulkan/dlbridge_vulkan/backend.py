@@ -197,8 +197,10 @@ class Vulkan(kit.Devices, kit.ThroughHost):
     def host_import_refusal(self, device_id: int, address: int, nbytes: int, demanded: bool) -> str:
         """Why this host memory does not become a VkBuffer in place; empty if it does."""
         device = self.devices[device_id]
-        refusal = shared.import_refusal(device, address, nbytes)
-        return refusal or ("" if demanded else shared.import_drawback(device))
+        # First: an address that lies better would be copied as well.
+        can = device.host_pointer_properties is not None and not demanded
+        drawback = shared.import_drawback(device) if can else ""
+        return drawback or shared.import_refusal(device, address, nbytes)
 
     def import_host(
         self, device_id: int, address: int, nbytes: int, readonly: bool, stream: int

@@ -5,6 +5,7 @@ The only module that knows the loader's names and cffi's module.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ from dlbridge.errors import (
     Error,
     ExchangeError,
 )
+from dlbridge.kit.resources import in_child
 from dlbridge.kit.status import StatusTable
 
 from ._cdefs import ffi
@@ -108,6 +110,19 @@ def _realize_types() -> None:
                 ffi.new(f"{name} *")
 
 
+def _skip_exit_functions() -> None:
+    """Let this forked child end without the exit functions of C libraries, as multiprocessing's do.
+
+    NVIDIA's driver (580.159.04, H100) crashes or waits for ever in its own, where the parent has
+    used it. glibc calls the last ones first: C's files are written, then the process ends. Where
+    the system has no ``on_exit``, all are called.
+    """
+    c_library = ctypes.CDLL(None)
+    with suppress(AttributeError):
+        c_library.on_exit(c_library._exit, None)
+        c_library.atexit(c_library.fcloseall)
+
+
 def load() -> Any:
     """The Vulkan loader, opened at the first call and never closed.
 
@@ -120,6 +135,7 @@ def load() -> Any:
             try:
                 opened = ffi.dlopen(name)
                 _realize_types()
+                in_child(_skip_exit_functions)
                 _library = opened
                 break
             except OSError as exc:

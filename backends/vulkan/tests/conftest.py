@@ -328,22 +328,32 @@ def simulate(vulkan, simulated_library):
     made = []
 
     def make(*, also=(), **words):
-        number = len(made)
-        library = Path(TEMPORARY) / f"libsimulated{number}.so"
+        library = Path(TEMPORARY) / f"libsimulated{len(made)}.so"
         shutil.copy(simulated_library, library)
-        driver = Path(TEMPORARY) / f"simulated{number}.json"
-        content = {"library_path": str(library), "api_version": "1.3.0"}
-        driver.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": content}))
-        environment = {f"SIMULATED_{name}": str(value) for name, value in words.items()}
-        environment["SIMULATED_DRIVER"] = _lavapipe()
-        environment["VK_DRIVER_FILES"] = ":".join([str(driver), *also])
         made.append(library)
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in environment.items():
+            for name, value in _simulation(library, also, **words).items():
                 patch.setenv(name, value)
             return Vulkan()
 
     return make
+
+
+@pytest.fixture
+def simulated_environment(simulated_library):
+    """The environment of a process whose only Vulkan device is the simulated one."""
+    return _simulation(simulated_library)
+
+
+def _simulation(library, also=(), **words):
+    """The environment in which Vulkan has the simulated device of *library*."""
+    driver = library.with_suffix(".json")
+    content = {"library_path": str(library), "api_version": "1.3.0"}
+    driver.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": content}))
+    environment = {f"SIMULATED_{name}": str(value) for name, value in words.items()}
+    environment["SIMULATED_DRIVER"] = _lavapipe()
+    environment["VK_DRIVER_FILES"] = ":".join([str(driver), *also])
+    return environment
 
 
 @pytest.fixture(scope="session")

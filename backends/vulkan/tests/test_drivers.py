@@ -156,6 +156,8 @@ def test_host_memory_in_place_is_for_shared_memory(one, integrated, vulkan, page
     backend = one(NO_IMPORT=0)
     refusal = backend.host_import_refusal(0, pages[0], 4096, False)
     assert "would cross its bus (copy=False asks for it)" in refusal
+    # And no advice to let the memory begin at a page, which would change nothing.
+    assert backend.host_import_refusal(0, pages[0] + 4, 4096, False) == refusal
     assert backend.host_import_refusal(0, pages[0], 4096, True) == ""
     data, _ = import_host(backend, 0, pages[0], mmap.PAGESIZE, False)
     backend.fill(Span(0, data, 0, 16), 9, 0)

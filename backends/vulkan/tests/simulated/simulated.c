@@ -15,10 +15,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <vulkan/vulkan.h>
 #include <vulkan/vk_icd.h>
 
 #define MOST 4096
+
+static pid_t loaded_in;
+
+__attribute__((constructor)) static void note_process(void) { loaded_in = getpid(); }
+
+/* As NVIDIA's driver, which crashes or waits for ever at the end of a forked child. */
+__attribute__((destructor)) static void end(void) { if (getpid() != loaded_in) abort(); }
 
 static PFN_vkGetInstanceProcAddr real_instance_proc;
 static VkResult (*real_negotiate)(uint32_t *);
