@@ -12,6 +12,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,12 +24,25 @@ NAMES = [
     *("pyopencl", "pytools", "platformdirs", "siphash24"),
     *("pytest-xdist", "execnet", "pytest-timeout", "hypothesis", "sortedcontainers", "tqdm"),
 ]
+WARP = "warp-lang==1.2.2"
+"""The newest whose library for the GPU (110 MB) is small enough to be carried, without its CPU's."""
 OLDER = ["numpy==2.4.*"]
 """For libraries that the machine's own version is too new for (numba); into a folder of its own."""
 LOADERS = ["libvulkan1", "libegl1", "libglvnd0", "libopengl0", "libgl1", "libglx0", "libgles2"]
 # pip takes only wheels whose tag is named: manylinux_2_5 to manylinux_2_39, and the old names.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)]
 PLATFORMS += [f"manylinux{year}_x86_64" for year in (2014, 2010, 1)]
+
+
+def pack_warp() -> None:
+    """``.wheels/warp.tar.xz``: what it needs to run on the GPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder]
+        subprocess.run([*pip, "--only-binary=:all:", WARP], check=True)
+        for part in ("bin/warp-clang.so", "examples", "tests"):
+            subprocess.run(["rm", "-r", Path(folder) / "warp" / part], check=True)
+        command = ["tar", "-C", folder, "-cJf", FOLDER / "warp.tar.xz", "warp"]
+        subprocess.run(command, check=True)
 
 
 def main() -> int:
@@ -45,6 +59,8 @@ def main() -> int:
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
         version = ["--python-version", chosen.python, "--implementation", "cp"]
         subprocess.run([*pip, *version, *platforms, "-d", folder, name], check=True)
+    if chosen.names is NAMES:
+        pack_warp()
     if shutil.which("apt-get"):
         subprocess.run(["apt-get", "-q", "download", *LOADERS], cwd=FOLDER, check=False)
     files = [file for file in FOLDER.rglob("*") if file.is_file()]
