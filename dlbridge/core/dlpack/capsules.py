@@ -23,7 +23,9 @@ from .structs import (
     MAX_NDIM,
     TENSOR,
     Fields,
+    int64s_at,
     read_fields,
+    tensor_at,
 )
 
 if TYPE_CHECKING:
@@ -61,18 +63,18 @@ _set_destructor = python_api(
 class ManagedTensor:
     """An imported tensor, whose struct is deleted once after it has been taken over.
 
-    `pointer` is a cffi pointer to the struct; `fields` was read from it.
+    `fields` was read from the struct; *legacy* says whether that has no version and flags.
     """
 
-    __slots__ = ("_address", "_owned", "fields", "pointer")
+    __slots__ = ("_address", "_owned", "fields", "legacy")
 
-    def __init__(self, pointer: Any, fields: Fields, address: int) -> None:
-        self.pointer = pointer
-        self.fields = fields
+    def __init__(self, address: int, fields: Fields, legacy: bool = False) -> None:
         self._address = address
-        self._owned: list[Any] = []  # the capsule that calls the deleter
+        self.fields = fields
+        self.legacy = legacy
+        self._owned: list[Any] = []  # the capsule that calls the deleter, if there is one
 
-    def take_over(self, release: Callable[..., int], *arguments: object) -> None:
+    def take_over(self, release: Callable[..., object], *arguments: object) -> None:
         """Own the struct; *release*, a function of C, makes its former owner forget it.
 
         Both happen inside one call into C, so that the exception of a signal
@@ -81,23 +83,14 @@ class ManagedTensor:
         any pending exception. cffi would release the GIL, perhaps inside a
         destructor of C++, where a thread may not end (``docs/safety.md``).
         """
-        released = map(release, *[[argument] for argument in arguments])
-        if self.pointer.deleter:
-            name, destructor = _owner_of(self.legacy)
-            owner = map(new_capsule, [self._address], [name], [destructor])
-            self._owned.extend(zip(released, owner, strict=True))
-        else:
-            next(released)
+        name, destructor = _owner_of(self.legacy)
+        owner = map(new_capsule, (self._address,), (name,), (destructor,))
+        self._owned.extend(zip(map(release, *zip(arguments)), owner, strict=True))
 
     def disown(self) -> None:
         """Leave the struct to its former owner: the deleter is not called."""
         for _, capsule in self._owned:
             _set_destructor(capsule, None)
-
-    @property
-    def legacy(self) -> bool:
-        """Whether it came in the struct that has no version and flags."""
-        return ffi.typeof(self.pointer) is LEGACY_POINTER
 
 
 @cache
@@ -131,16 +124,15 @@ def open_capsule(capsule: object) -> ManagedTensor:
     """
     try:
         if is_valid(capsule, CURRENT):
-            address, used, kind = get_pointer(capsule, CURRENT), USED_CURRENT, VERSIONED_POINTER
+            address, used, legacy = get_pointer(capsule, CURRENT), USED_CURRENT, False
         else:
-            address, used, kind = get_pointer(capsule, LEGACY), USED_LEGACY, LEGACY_POINTER
+            address, used, legacy = get_pointer(capsule, LEGACY), USED_LEGACY, True
     except ValueError as exc:
         raise ExchangeError(_why_no_tensor(capsule)) from exc
-    pointer = ffi.cast(kind, address)
     try:
-        managed = ManagedTensor(pointer, read_fields(pointer), address)
+        managed = ManagedTensor(address, read_fields(address, legacy), legacy)
     except ExchangeError:
-        ManagedTensor(pointer, NO_FIELDS, address).take_over(set_name, capsule, used)
+        ManagedTensor(address, NO_FIELDS, legacy).take_over(set_name, capsule, used)
         raise
     managed.take_over(set_name, capsule, used)
     return managed
@@ -174,9 +166,8 @@ def readable_by_numpy(capsule: object, immutable: bool, new_struct: bool) -> Rea
         address = get_pointer(capsule, LEGACY if immutable else CURRENT)
     except (ValueError, ctypes.ArgumentError):
         return None
-    # ctypes views the struct in a fifth of the time of cffi (49 and 246 ns).
     if immutable:
-        octets, at = _legacy_at(address), _CODE_OFFSET
+        octets, at = tensor_at(address), _CODE_OFFSET
         fields = TENSOR.unpack_from(octets)
         data, kind, index, ndim, code, bits, lanes, shape, strides, byte_offset = fields
     else:
@@ -216,14 +207,12 @@ def is_plain_host(capsule: object) -> bool:
 
 def _are_moderate(strides: int, ndim: int) -> bool:
     """Whether the product with an item size can overflow: numpy does not check that."""
-    return not bytes(_strides_at[ndim](strides))[_TOP_BYTE::8].strip(b"\x00\xff")
+    return not bytes(int64s_at[ndim](strides))[_TOP_BYTE::8].strip(b"\x00\xff")
 
 
 _TOP_BYTE = 7 if sys.byteorder == "little" else 0
 _VERSIONED = Struct(f"=I4x16xQ{TENSOR.format[1:]}")  # the version, and the flags
 _versioned_at = (ctypes.c_ubyte * _VERSIONED.size).from_address
-_legacy_at = (ctypes.c_ubyte * TENSOR.size).from_address
-_strides_at = [(ctypes.c_ubyte * (8 * ndim)).from_address for ndim in range(MAX_NDIM + 1)]
 _PLACE = Struct("=32xQQ8xQ8xQ")  # data, device and device_id, shape, byte_offset
 _CPU_0 = int.from_bytes(Struct("=ii").pack(1, 0), sys.byteorder)
 _CODE_OFFSET = 20  # of dtype.code in DLTensor
@@ -284,8 +273,8 @@ class Received:
 
     def open(self) -> ManagedTensor:
         """Read the struct and take it over. ExchangeError if it breaks the standard."""
-        managed = read_managed(self.managed_address)
-        managed.take_over(ctypes.memset, self.address, 0, ctypes.sizeof(self._cell))
+        managed = read_managed(self._cell.value or 0)
+        managed.take_over(setattr, self._cell, "value", None)
         return managed
 
     def release(self) -> int:
@@ -308,8 +297,7 @@ def read_managed(address: int) -> ManagedTensor:
 
     ExchangeError if it breaks the standard.
     """
-    pointer = ffi.cast(VERSIONED_POINTER, address)
-    return ManagedTensor(pointer, read_fields(pointer), address)
+    return ManagedTensor(address, read_fields(address))
 
 
 def delete_managed(address: int) -> None:

@@ -33,10 +33,10 @@ from dlbridge.core.moves.host_views import shared_on_host
 from dlbridge.core.moves.plans import why_no_host_view
 from dlbridge.core.moves.transfer import copy_of, copy_to_host
 from dlbridge.core.plugins.lookup import plugin_of
-from dlbridge.core.plugins.streams import consumer_stream, current_use, wait
+from dlbridge.core.plugins.streams import consumer_stream, wait
 from dlbridge.core.tensor.array_tensor import check_array, label_array, wrap_array
 from dlbridge.core.tensor.exchange import adopt, capsule_of, order_consumer
-from dlbridge.core.tensor.metadata import has_negative_strides
+from dlbridge.core.tensor.metadata import has_negative_strides, memory_of
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU, Device, DLDeviceType, plain_number
@@ -200,8 +200,7 @@ def _order_after(tensor: Tensor, producer: int, stream: Any) -> None:
             raise  # memory that may not be ready, and nothing here to wait with
         return
     if stream is None:
-        wait(device, producer)
-        _note_use(tensor, device)
+        memory_of(tensor).ready_on(wait(device, producer, plugin))
     elif plugin.normalize_stream is not None and plugin.wait is not None:
         consumer = plugin.normalize_stream(device.index, stream)
         if consumer not in (-1, producer):
@@ -250,13 +249,6 @@ def _import_by_method(
 def _named(exc: ExchangeError, x: Any) -> ExchangeError:
     """*exc*, which says what is wrong with the struct, with the producer *x*."""
     return ExchangeError(f"the tensor of {origin_of(x)}: {exc}")
-
-
-def _note_use(tensor: Tensor, device: Device) -> None:
-    """Note that the memory is ready for work on our current stream of *device*."""
-    memory = operand_of(tensor).memory
-    if memory is not None:
-        memory.ready_on(current_use(device))
 
 
 class _Once:

@@ -261,12 +261,17 @@ def consumer_stream(device: Device) -> tuple[int | None, StreamUse | None]:
 _STREAM_DEVICES = {DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged, DLDeviceType.kDLROCM}
 
 
-def wait(device: Device, on: int) -> None:
-    """Make our stream on *device* wait for the work now on stream *on*."""
-    plugin = plugin_of(device)
-    stream = current_use(device, plugin).handle
-    if plugin.wait is not None and stream != on:
-        plugin.wait(device.index, stream, on)
+def wait(device: Device, on: int, plugin: Plugin | None = None) -> StreamUse:
+    """Make our stream on *device* wait for the work now on stream *on*; its use.
+
+    *plugin* is the backend of the device, if it is known.
+    """
+    if plugin is None:
+        plugin = plugin_of(device)
+    use = current_use(device, plugin)
+    if plugin.wait is not None and use.handle != on:
+        plugin.wait(device.index, use.handle, on)
+    return use
 
 
 @public
