@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from ctypes import c_int
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from dlbridge.errors import ExchangeError
@@ -20,7 +20,7 @@ from .driver import Location, StreamDriver, WrongDeviceError
 from .memory import Memory, PinnedMemory
 from .order import EventPool, has_nothing_to_wait_for, refuse_capture, refuse_disturbing
 from .regions import Side, copy_region
-from .staging import HostCopies
+from .staging import DIRECT, HostCopies
 from .streams import StreamRules
 
 __all__ = ["DeviceBackend", "HostBackend", "StreamBackend", "address_of", "bytes_at", "checked"]
@@ -247,6 +247,7 @@ class DeviceBackend(StreamBackend):
 
     max_strided_ndim = 2
     host_copies_block = True
+    content_limit = DIRECT
     kinds: tuple[str, ...] = ("device", "managed", "host")
     """Kinds of memory (`driver.Location`) that may be imported under this device's name."""
 
@@ -260,6 +261,31 @@ class DeviceBackend(StreamBackend):
     ) -> None:
         super().__init__(driver, rules, memory, events)
         self._host_copies = host_copies
+
+    def allocate(
+        self,
+        device_id: int,
+        nbytes: int,
+        alignment: int,
+        stream: int,
+        content: memoryview | None = None,
+    ) -> Allocation:
+        """As `StreamBackend.allocate`; *content* has been read on return."""
+        home, _ = self._homes[device_id]
+        stream = stream or self.driver.default_stream
+        write = content if content is None else partial(self._write, home, stream, content)
+        return self._memory.allocate(home, nbytes, alignment, stream, None, write)
+
+    def _write(self, home: int, stream: int, content: memoryview, target: int) -> None:
+        """Write *content* to new memory, in the place of *home*."""
+        driver, from_host = self.driver, self._host_copies.from_host
+        what = home, target, address_of(content), content.nbytes, stream
+        place = None if stream == driver.default_stream else driver.place_of(stream, home)
+        if place in (None, driver.places[home]):
+            from_host(*what)
+        else:
+            driver.run(place, from_host, *what)
+        driver.wait_for_stream(stream)
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """The device that *data* is really on; ExchangeError if the label is wrong."""

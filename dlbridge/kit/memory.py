@@ -122,6 +122,7 @@ class Memory(ABC):
         alignment: int,
         stream: int,
         obtain: Callable[[DriverMemory, int], None] | None = None,
+        write: Callable[[int], None] | None = None,
     ) -> AllocationOwner[DriverMemory]:
         """Memory for work on *stream*, freed behind the work on its last stream and consumers'.
 
@@ -137,6 +138,9 @@ class Memory(ABC):
             The handle of a stream that exists.
         obtain : Callable, optional
             Is called in place of `obtain`, and of `obtain_after_trim`.
+        write : Callable, optional
+            Writes the content to the address that it is given, on *stream*; the thread is in the
+            place of the device.
 
         Raises
         ------
@@ -147,17 +151,21 @@ class Memory(ABC):
         """
         driver, memory = self.driver, DriverMemory(device_id, stream, self.consumers.latest)
         made = AllocationOwner(self.resources, memory)
-        driver.run(driver.places[device_id], self._obtain, memory, nbytes, obtain)
+        driver.run(driver.places[device_id], self._obtain, memory, nbytes, alignment, obtain, write)
         made.data, made.nbytes = memory.cell.value, nbytes
         if made.data % alignment:  # 256 is what drivers give without being asked
             del made, memory
             made = Memory.allocate(self, device_id, nbytes + alignment, 1, stream, obtain)
             made.data += -made.data % alignment
             made.nbytes = nbytes
+            if write is not None:
+                driver.run(driver.places[device_id], write, made.data)
         return made
 
-    def _obtain(self, memory: DriverMemory, nbytes: int, obtain: Any) -> None:
-        """Fill the cell of *memory*, in its place."""
+    def _obtain(
+        self, memory: DriverMemory, nbytes: int, alignment: int, obtain: Any, write: Any
+    ) -> None:
+        """Fill the cell of *memory*, in its place; and the memory, if it is aligned."""
         driver, device_id, stream = self.driver, memory.device_id, memory.stream
         if stream != driver.default_stream:
             driver.require_stream(stream, device_id)
@@ -180,6 +188,8 @@ class Memory(ABC):
                     f"no room for {nbytes} bytes of {self.name} memory (device {device_id} has "
                     f"{free} of {total} bytes free); {exc}"
                 ) from exc
+        if write is not None and not memory.cell.value % alignment:
+            write(memory.cell.value)
 
     def _make_room(self, device_id: int, stream: int) -> None:
         """Finish the frees that are on the way.

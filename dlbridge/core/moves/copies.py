@@ -108,7 +108,7 @@ def _exchange(
         if not plugin.host_copies_block:
             finish(plugin, there.device, stream)
     except BaseException:
-        _drain_then_release(flat, there, stream)
+        drain_then_release(flat, there.device, stream)
         raise
 
 
@@ -116,10 +116,10 @@ _leaked: list[object] = []
 """Host memory leaked on purpose: a transfer may still be using it, and could not be awaited."""
 
 
-def _drain_then_release(host: object, operand: Operand, stream: int) -> None:
+def drain_then_release(host: object, device: Device, stream: int) -> None:
     """After a failure or a Ctrl-C: wait for the copies that are queued, then release *host*."""
     try:
-        finish_work(operand, stream)
+        finish(plugin_of(device), device, stream)
     except ExchangeError:  # a stream that captures: nothing was queued
         return
     except BaseException:
@@ -167,7 +167,7 @@ def _span_to_host(target: Operand, source: Operand) -> None:
         plugin_of(source.device).copy_to_host(there, span.data, stream)
         finish_work(source, stream)
     except BaseException:
-        _drain_then_release(span, source, stream)
+        drain_then_release(span, source.device, stream)
         raise
     into = host_array(target)
     picked = np.lib.stride_tricks.as_strided(

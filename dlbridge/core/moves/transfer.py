@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.interfaces.lists import array_of
-from dlbridge.core.moves.copies import bytes_of, copy_elements, packed_bytes
+from dlbridge.core.moves.copies import bytes_of, copy_elements, drain_then_release, packed_bytes
 from dlbridge.core.moves.plans import (
     plan_device_copy,
     plan_host_copy,
@@ -94,7 +94,11 @@ def allocate_with(
     use = current_use(where, plugin)
     memory = Memory(where, 0, "dlbridge.empty")
     arguments = where.index, content.nbytes, MIN_ALIGNMENT, use.handle, content
-    memory.take(use, "allocate", plugin.allocate, *arguments)
+    try:
+        memory.take(use, "allocate", plugin.allocate, *arguments)
+    except BaseException:
+        drain_then_release(content, where, use.handle)
+        raise
     use.used = True
     return make_tensor(memory, 0, dtype, shape, flags=flags & FLAG_SUBBYTE_PADDED), memory
 
