@@ -67,6 +67,7 @@ from .tensors import (
     HostHandle,
     is_lent_numpy,
     name_argument,
+    on_torchs_stream,
     pack_own,
     ready_tensor,
     torch_filling,
@@ -573,12 +574,9 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
                     argument.value = value
                     try:
                         # Complex numbers may be lazily conjugated.
-                        refused = (
-                            _is_neg(value)
-                            or _fill(*filling)
-                            or own[_DEVICE_WORD] != _CPU
-                            or octets[_CODE_AT] == _COMPLEX
-                        )
+                        refused = _is_neg(value) or _fill(*filling) or octets[_CODE_AT] == _COMPLEX
+                        if own[_DEVICE_WORD] != _CPU and not refused:
+                            on_torchs_stream(value, own[_DEVICE_WORD], keep)
                     except unless_handler(Exception):
                         refused = True
                     if refused:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -43,7 +44,6 @@ from dlbridge.core.public import public_in
 from dlbridge.core.tensor.exchange import adopt, order_consumer, own_export_of
 from dlbridge.core.tensor.memory import access
 from dlbridge.core.tensor.metadata import carrier_of
-from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
@@ -56,6 +56,7 @@ from .objects import Argument, pack_opaque
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dlbridge.core.tensor.memory import Memory
     from dlbridge.typing import SupportsDLPack
 
 
@@ -133,7 +134,7 @@ def pack_own(
         value._native = handle
     keep.append(handle)
     if device.type is not _CPU:
-        keep.on_device(device.type, device.index, lambda: _stream_of_own(value))
+        keep.on_device(device.type, device.index, partial(_stream_of_own, value._memory))
     return _TENSOR, handle
 
 
@@ -141,11 +142,10 @@ def _pack_exporter(value: Any, keep: Temporaries) -> tuple[int, int]:
     return pack_own(as_tensor(value), keep, value)
 
 
-def _stream_of_own(tensor: Tensor) -> int | None:
-    """The stream for work on *tensor*, ordered after ours; None where none is known."""
+def _stream_of_own(memory: Memory) -> int | None:
+    """The stream for work on *memory*, ordered after ours; None where none is known."""
     try:
-        memory = operand_of(tensor).memory
-        return None if memory is None else access(memory)
+        return access(memory)
     except BackendUnavailable:
         return None
 
@@ -523,6 +523,33 @@ def torch_filling(cls: type) -> tuple[Callable[[Any], bool], Callable[[Any, Any]
     if table is None or own is None or table.address != own.address or table.fill_view is None:
         return None  # structs of a stranger are checked
     return torch.Tensor.is_neg, table.fill_view
+
+
+def on_torchs_stream(value: Any, where: int, keep: Temporaries) -> None:
+    """Note that torch's *value*, which a call lends, lies on a device: the word *where* says which.
+
+    The call goes to torch's stream, once for all its tensors on the device.
+    """
+    keep.append(value)
+    work = _torchs_work.get(where) or _torchs_work.setdefault(where, _work_of_torch(where))
+    if keep.streams is None:
+        keep.streams = [work]
+    elif work not in keep.streams:
+        keep.streams.append(work)
+
+
+def _work_of_torch(where: int) -> tuple[int, int, Callable[[], int | None]]:
+    device = Device.of(*_TYPE_AND_NUMBER.unpack(where.to_bytes(8, sys.byteorder, signed=True)))
+    table = table_of(sys.modules["torch"].Tensor)
+    assert table is not None  # it has written the DLTensor
+    producers = partial(table.current_work_stream, device)
+    return device.type, device.index, partial(_stream_for, device, producers)
+
+
+_torchs_work: dict[int, tuple[int, int, Callable[[], int | None]]] = {}
+"""Word of a DLTensor that says the device -> what `Temporaries.streams` has of torch's there."""
+
+_TYPE_AND_NUMBER: Final = struct.Struct("=ii")
 
 
 class ReadOnlyArgument(Argument):

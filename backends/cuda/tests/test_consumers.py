@@ -6,6 +6,7 @@ crashes if memory is freed before the work on it is done.
 
 import ctypes
 import gc
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from suite.rig import capture
 import dlbridge
 from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as c
+from dlbridge.core.dlpack import foreign_tables
 from dlbridge.core.dlpack.foreign_tables import NAMES, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
+from dlbridge.ffi import calls, tensors
 from dlbridge.protocol import Span
 
 N = 1 << 16
@@ -409,4 +412,51 @@ def test_a_consumer_that_cannot_be_ordered(fake, cuda, caplog):
         assert "a consumer of cuda:0 memory is not ordered" in caplog.text
         dlbridge.synchronize(CUDA)
         del tensor
+        gc.collect()
+
+
+@pytest.mark.parametrize("chosen", [False, True], ids=["torch's", "ours"])
+def test_a_call_lends_tensors_of_torch_on_the_device(fake, cuda, chosen, monkeypatch):
+    """Nothing is exported: the callee gets torch's own DLTensor, and torch's stream, once."""
+    torch = pytest.importorskip("torch")
+    with stream() as theirs, stream() as ours, memory(cuda, N) as copy:
+        inner, asked = dlbridge.to_device(np.frombuffer(OLD, "f4"), CUDA, copy=True), []
+        Tensor = torch_with_stream(theirs, asked, monkeypatch)  # noqa: N806  # a class
+
+        class Lent(torch.Tensor):
+            """A tensor that says by its table that it is on the device."""
+
+        @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+        def dltensor_from_py_object(_x, out):
+            asked.append("view")
+            return TABLE.fill_view(ctypes.py_object(inner), ctypes.c_void_p(out))
+
+        table = Tensor.keep[0].keep[0]
+        kind = c.typeof(table.dltensor_from_py_object_no_sync)
+        function = ctypes.cast(dltensor_from_py_object, ctypes.c_void_p).value
+        table.dltensor_from_py_object_no_sync = c.cast(kind, function)
+        for name in NAMES:  # torch has one of them
+            setattr(Lent, name, int(c.cast("uintptr_t", table)))
+        monkeypatch.setitem(foreign_tables._tables, torch.Tensor, table_of(Lent))
+        monkeypatch.setattr(tensors, "_torchs_work", {})
+        for name in ("_is_neg", "_fill"):
+            monkeypatch.setattr(calls, name, None)
+        calls._way_of(Lent)  # as the first call of a class does
+        on = ours if chosen else theirs
+
+        def launch(x, y):
+            assert ffi.get_raw_stream("cuda:0") == on
+            assert x.data_ptr() == y.data_ptr() == inner.data_ptr()
+            kernel(cuda, on, x.data_ptr(), copy)
+
+        call, x = ffi.convert_func(launch), torch.zeros(4).as_subclass(Lent)
+        with gate(theirs) as closed:
+            cuda.fill(Span(0, inner.data_ptr(), 0, N), NEW[0], theirs)
+            with dlbridge.use_stream(CUDA, ours) if chosen else nullcontext():
+                call(x, x)
+            closed.open_soon()
+            assert asked == ["view", "view"]
+            assert read(cuda, copy, N, on) == NEW  # our stream has waited for torch's
+        assert ffi.get_raw_stream("cuda:0") == 0
+        inner = None
         gc.collect()
