@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from dlbridge.core.implementation_details.ends import at_exit, end_finalizers
 from dlbridge.core.plugins.lookup import plugin_of
-from dlbridge.core.plugins.streams import current_stream, current_use
+from dlbridge.core.plugins.streams import current_use
 from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.core.values.dtypes import DType, fill_numpy_dtypes
 from dlbridge.core.values.layout import MAX_NBYTES, compact_strides
@@ -188,7 +188,7 @@ def host_access(memory: Memory) -> None:
         return
     plugin = plugin_of(device)
     if plugin.synchronize is not None:
-        for handle in {last.handle, current_stream(device)}:
+        for handle in {last.handle, current_use(device, plugin).handle}:
             plugin.synchronize(device.index, handle)
 
 
