@@ -395,7 +395,8 @@ class DeviceBackend(StreamBackend):
         on = driver.default_stream
         if stream not in (0, on):
             on, place = stream, driver.place_of(stream, home)
-        driver.run(place, self._queue_here, on, captured, work, *arguments)
+        what = on, captured, work, *arguments
+        driver.run(place, self._queue_here, *what, relaxed=bool(captured))
 
     def _queue_here(
         self, on: int, captured: str, work: Callable[..., None], *arguments: Any

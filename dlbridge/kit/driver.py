@@ -354,8 +354,10 @@ class StreamDriver(ABC):
         """The place of a device; `places` keeps it."""
         return device_id
 
-    def run(self, place: Any, work: Callable[..., T], *arguments: Any) -> T:
+    def run(self, place: Any, work: Callable[..., T], *arguments: Any, relaxed: bool = True) -> T:
         """Call *work* in *place*, relaxed; the thread's own place and mode are back after it.
+
+        Not *relaxed* is work that only queues copies and fills, which the mode does not concern.
 
         Page-locking, freeing and waiting do not depend on any stream, yet in the default capture
         mode they would invalidate a capture anywhere in the process
@@ -375,9 +377,10 @@ class StreamDriver(ABC):
                     code = functions.set_place(place)
                     if code:
                         self.check("set_place", code)
-                code = functions.exchange_capture_mode(mode)  # now it holds the old mode
-                if code:
-                    self.check("exchange_capture_mode", code)
+                if relaxed:
+                    code = functions.exchange_capture_mode(mode)  # now it holds the old mode
+                    if code:
+                        self.check("exchange_capture_mode", code)
                 result = work(*arguments)
                 if mode.value != _RELAXED:
                     functions.exchange_capture_mode(mode)
