@@ -216,3 +216,18 @@ def test_what_torch_refuses(plugin):
     sign = torch._neg_view(torch.ones(3))
     with pytest.raises(bridge.ExchangeError, match="negated"):
         bridge.to_device(sign, DEVICE)
+
+
+def test_a_call_that_is_cut_off_is_waited_for(plugin, monkeypatch):
+    """The device may still read the content: it is the user's again when the exception comes."""
+    waited = []
+    monkeypatch.setattr(plugin, "synchronize", lambda *where: waited.append(where))
+
+    def cut_off():
+        assert not waited
+        raise KeyboardInterrupt
+
+    plugin.answer = cut_off
+    with pytest.raises(KeyboardInterrupt):
+        bridge.to_device(np.ones(3), DEVICE)
+    assert waited == [(0, *plugin.streams)]
