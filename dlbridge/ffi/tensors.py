@@ -43,7 +43,7 @@ from dlbridge.core.plugins.streams import chosen_streams, wait
 from dlbridge.core.public import public_in
 from dlbridge.core.tensor.exchange import adopt, order_consumer, own_export_of
 from dlbridge.core.tensor.memory import access
-from dlbridge.core.tensor.metadata import carrier_of
+from dlbridge.core.tensor.metadata import carrier_of, memory_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
@@ -134,7 +134,7 @@ def pack_own(
         value._native = handle
     keep.append(handle)
     if device.type is not _CPU:
-        keep.on_device(device.type, device.index, partial(_stream_of_own, value._memory))
+        keep.on_device(device.type, device.index, partial(_stream_of_own, memory_of(value)))
     return _TENSOR, handle
 
 
