@@ -83,6 +83,11 @@ def step_numba() -> Iterator[Command]:
     yield seconds, [*words, "-k", "numba"], {**expect, "PYTHONPATH": older_first()}
 
 
+def step_capture_mode() -> Iterator[Command]:
+    """What ends another thread's capture in the default mode."""
+    yield python(60, str(HERE / "streams.py"), "default")
+
+
 def step_forks() -> Iterator[Command]:
     """Where a forked child waits that does not end: open for Vulkan (docs/vulkan.md)."""
     yield python(60, str(HERE / "forks.py"))

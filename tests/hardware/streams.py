@@ -2,11 +2,14 @@
 
 Each question is a process of its own, since an answer can be a crash.
 
-    python tests/hardware/streams.py
+    python tests/hardware/streams.py [default]
+
+With ``default`` only those about the default mode of captures.
 """
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import threading
@@ -46,8 +49,6 @@ def start() -> None:
 
 def spin(stream, seconds: float) -> None:
     """A kernel that runs so long."""
-    import ctypes
-
     function = call("cuModuleGetFunction", call("cuModuleLoadData", SPIN), b"spin")
     arguments = ((int(seconds * SECOND),), (ctypes.c_uint64,))
     call("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0)
@@ -95,9 +96,13 @@ def event_time(flags: int, record: str, destroy: str) -> str:
     return f"recorded after {recorded:.3f} s, passed after {time.perf_counter() - begin:.3f} s"
 
 
-def beside_a_capture(what: str, mode: str, thread: str, flags: int = NON_BLOCKING) -> str:
-    """A call in the relaxed mode while a stream captures; then whether the capture lived."""
+def beside_a_capture(
+    what: str, mode: str, thread: str, flags: int = NON_BLOCKING, in_mode: str = "relaxed"
+) -> str:
+    """A call in the relaxed or the default mode while a stream captures; whether that lived."""
     start()
+    host = (ctypes.c_ubyte * 64)()
+    pool = call("cuDeviceGetDefaultMemPool", 0)
     context = call("cuCtxGetCurrent")
     stream = call("cuStreamCreate", flags)
     other = call("cuStreamCreate", NON_BLOCKING)
@@ -115,6 +120,20 @@ def beside_a_capture(what: str, mode: str, thread: str, flags: int = NON_BLOCKIN
         "event on another stream": lambda: say("cuEventRecord", event, other),
         "event query": lambda: say("cuEventQuery", event),
         "is the legacy stream capturing": lambda: say("cuStreamIsCapturing", 1),
+        "is another stream capturing": lambda: say("cuStreamIsCapturing", other),
+        "allocate of the pool": lambda: say("cuMemAllocFromPoolAsync", 1 << 12, pool, other),
+        "free to the pool": lambda: say("cuMemFreeAsync", pooled, other),
+        "copy inside": lambda: say("cuMemcpyDtoDAsync", plain, int(plain) + 64, 64, other),
+        "fill": lambda: say("cuMemsetD8Async", plain, 1, 64, other),
+        "copy from the host": lambda: say(
+            "cuMemcpyHtoDAsync", plain, ctypes.addressof(host), 64, other
+        ),
+        "copy to the host": lambda: say(
+            "cuMemcpyDtoHAsync", ctypes.addressof(host), plain, 64, other
+        ),
+        "wait of a stream": lambda: say("cuStreamWaitEvent", other, event, 0),
+        "wait for a stream": lambda: say("cuStreamSynchronize", other),
+        "push a context": lambda: say("cuCtxPushCurrent", context),
     }
     modes = cu.CUstreamCaptureMode
     call("cuStreamBeginCapture", stream, getattr(modes, f"CU_STREAM_CAPTURE_MODE_{mode}"))
@@ -123,7 +142,8 @@ def beside_a_capture(what: str, mode: str, thread: str, flags: int = NON_BLOCKIN
 
     def do() -> None:
         call("cuCtxSetCurrent", context)
-        relaxed()
+        if in_mode == "relaxed":
+            relaxed()
         said.append(calls[what]())
 
     if thread == "same":
@@ -150,7 +170,6 @@ def free_waits(stream_flags: int) -> str:
 
 def beside_a_kernel(what: str) -> str:
     """How long a call takes beside a kernel of a second on another, non-blocking stream."""
-    import ctypes
     import mmap
 
     start()
@@ -200,6 +219,16 @@ BESIDE_A_KERNEL = (
 )
 
 
+def in_default_mode() -> list[str]:
+    """What ends a global capture of another thread unless the mode is changed before."""
+    whats = ("allocate of the pool", "free to the pool", "copy inside", "fill")
+    whats += ("copy from the host", "copy to the host", "wait of a stream", "wait for a stream")
+    whats += ("event on another stream", "event query", "is another stream capturing")
+    whats += ("push a context", "free")
+    flags = NON_BLOCKING
+    return [f"beside_a_capture({w!r}, 'GLOBAL', 'another', {flags}, 'default')" for w in whats]
+
+
 def questions() -> list[str]:
     """The expressions that are put, each in its process."""
     found = [f"destroyed({name!r}, {when!r})" for name in ASKING for when in ("at once", "later")]
@@ -215,6 +244,7 @@ def questions() -> list[str]:
             threads = ("same", "another")
             found += [f"beside_a_capture({what!r}, {mode!r}, {each!r})" for each in threads]
         found.append(f"beside_a_capture({what!r}, 'GLOBAL', 'another', 0)")
+    found += in_default_mode()
     found += [f"beside_a_kernel({what!r})" for what in BESIDE_A_KERNEL]
     return [*found, "free_waits(0)", f"free_waits({NON_BLOCKING})"]
 
@@ -234,11 +264,12 @@ def main() -> None:
     """Put every question, eight at a time."""
     from concurrent.futures import ThreadPoolExecutor
 
-    if len(sys.argv) > 1:
+    if len(sys.argv) > 1 and sys.argv[1] != "default":
         print(eval(sys.argv[1]))  # one of `questions`
         return
+    put = in_default_mode() if len(sys.argv) > 1 else questions()
     with ThreadPoolExecutor(8) as processes:
-        for question, answer in zip(questions(), processes.map(ask, questions()), strict=True):
+        for question, answer in zip(put, processes.map(ask, put), strict=True):
             print(f"{question}: {answer}", flush=True)
 
 
