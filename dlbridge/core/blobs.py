@@ -284,7 +284,7 @@ def _order_after(stream: Any, memory: Memory, has_elements: bool) -> None:
     handle = plugin.normalize_stream(where.index, stream)
     if handle != -1 and has_elements:
         wait(where, handle)
-        memory.ready_on(current_use(where))
+        memory.use_on(current_use(where))
 
 
 # What is checked ------------------------------------------------------------------

@@ -68,6 +68,7 @@ class Memory:
 
     def use_on(self, use: StreamUse) -> None:
         """Note that work on *use* is the last."""
+        use.used = True
         self.last_use = use
         if self.allocation is not None:
             self.allocation.stream = use.handle
@@ -164,8 +165,9 @@ def order(memory: Memory, now: StreamUse, plugin: Plugin | None) -> None:
             plugin = plugin_of(device)
         if plugin.wait is not None:
             plugin.wait(device.index, now.handle, last.handle)
-    now.used = True
-    if last is not now:
+    if last is now:
+        now.used = True
+    else:
         memory.use_on(now)
 
 
