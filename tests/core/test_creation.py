@@ -101,16 +101,10 @@ def test_blocks(monkeypatch, size):
     [
         (lambda: bridge.full(3, 300, "uint8"), ValueError, "300"),
         (lambda: bridge.full(3, 0.5, "int32"), ValueError, "0.5"),
-        (lambda: bridge.full(3, "x"), TypeError, "str, not a number"),
         (lambda: bridge.full(3, "x", "int8"), TypeError, "str, not a number"),
         (lambda: bridge.full(3, [1], "int8"), TypeError, "list, not a number"),
         (lambda: bridge.full(3, None), TypeError, "NoneType, not a number"),
-        (lambda: bridge.full(-3, 1), ValueError, "extents are 0 or more"),
-        (lambda: bridge.ones(3, "no"), TypeError, "'no' is not the name of a dtype"),
-        (lambda: bridge.ones(3, device="no:0"), ValueError, "no"),
-        (lambda: bridge.zeros(3, alignment=3), ValueError, "power of two"),
         (lambda: bridge.ones_like(np.float32), TypeError, "the class numpy.float32"),
-        (lambda: bridge.zeros_like(object()), TypeError, "object is not a tensor"),
         (lambda: bridge.ones(2**60, "float64"), MemoryError, "bytes"),
     ],
 )
