@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from counting_backend import NAME, counting
+from counting_backend import NAME
 from pairs import in_turn
 
 import dlbridge as bridge
@@ -27,14 +27,6 @@ LAYOUTS = {
     "transposed": lambda t: t.T[:2, :3],
     "backwards": lambda t: t[1::-1, 2::-1],
 }
-
-
-@pytest.fixture
-def backend():
-    with counting() as plugin:
-        yield plugin
-        gc.collect()
-        assert plugin.live_allocations() == 0
 
 
 def values(shape=(4, 6)):
@@ -93,15 +85,6 @@ def test_copies_that_are_refused(to, source, error, said):
 
 
 # host_view
-
-
-@pytest.fixture
-def shared(monkeypatch):
-    monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
-    with counting() as plugin:
-        yield plugin
-        gc.collect()
-        assert plugin.live_allocations() == 0
 
 
 def test_a_host_view(shared):

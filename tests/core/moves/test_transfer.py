@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from counting_backend import NAME, counting
+from counting_backend import NAME
 from dlbridge_fake import Stream
 from ids import stable
 from pairs import in_turn
@@ -29,14 +29,6 @@ ROUTES = [
     ("ext_dev:1", "ext_dev:0", "cpu"),
     ("ext_dev", "ext_dev", "cpu"),
 ]
-
-
-@pytest.fixture
-def backend():
-    with counting() as plugin:
-        yield plugin
-        gc.collect()
-        assert plugin.live_allocations() == 0
 
 
 def raw_bytes(tensor):
