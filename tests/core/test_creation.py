@@ -105,6 +105,7 @@ def test_blocks(monkeypatch, size):
         (lambda: bridge.full(3, [1], "int8"), TypeError, "list, not a number"),
         (lambda: bridge.full(3, None), TypeError, "NoneType, not a number"),
         (lambda: bridge.ones_like(np.float32), TypeError, "the class numpy.float32"),
+        (lambda: bridge.zeros_like(object()), TypeError, "object is not a tensor"),
         (lambda: bridge.ones(2**60, "float64"), MemoryError, "bytes"),
     ],
 )

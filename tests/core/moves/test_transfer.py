@@ -370,12 +370,15 @@ def test_a_backend_registered_by_hand(backend):
         ("ext_dev:three", LookupError, "there are zero, one"),
         ("cpu:first", LookupError, "cpu has one device, cpu:0"),
         ("metal:0", RuntimeError, "no backend for device 'metal' .installed: .*ext_dev"),
+        ("", ValueError, "'name' or 'name:index'"),
+        ("ext_dev:-1", ValueError, "-1"),
     ],
 )
 def test_devices_that_there_are_not(device, error, said):  # C20, C32
     """Others, and texts that name none: tests/core/test_messages.py, values/test_devices.py."""
-    with pytest.raises(error, match=said):
-        bridge.to_device(values((4,)), device)
+    for take in (bridge.to_device, bridge.from_dlpack):
+        with pytest.raises(error, match=said):
+            take(values((4,)), device=device)
 
 
 def test_a_tensor_whose_device_has_no_backend():
