@@ -428,20 +428,6 @@ def test_references_of_an_array_are_counted_at_once():
     assert sys.getrefcount(array) == before
 
 
-def test_the_class_of_an_instance_can_be_replaced():
-    class Before:
-        __slots__ = ("value",)
-
-    class After(Before):
-        __slots__ = ()
-
-    thing = Before()
-    thing.value = 5
-    thing.__class__ = After
-    assert type(thing) is After
-    assert thing.value == 5
-
-
 @pytest.fixture
 def handler():
     """SIGUSR1 raises `Alarm`."""

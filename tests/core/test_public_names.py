@@ -68,11 +68,6 @@ def test_a_name_of_each_module_can_be_had_first():
     )
 
 
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'dlbridge' has no attribute 'tensors'"):
-        bridge.tensors
-
-
 def test_no_module_has_the_name_of_a_public_object():
     """``import dlbridge.device`` must not replace the function ``dlbridge.device``."""
     modules = {module.name for module in pkgutil.iter_modules(bridge.__path__)}

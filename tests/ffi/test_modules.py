@@ -96,11 +96,6 @@ def test_function_that_is_not_there(module):
         module[5]
 
 
-def test_implements_function(module):
-    assert module.implements_function("answer")
-    assert not module.implements_function("absent")
-
-
 def test_metadata_documentation_keywords(module):
     assert module.get_function_metadata("twice")["arg_names"] == ["x"]
     assert module.get_function_metadata("answer") is None
@@ -177,6 +172,10 @@ def test_system_library():
     assert module["add_two"](40) == 42
     assert ffi.system_lib()["dlbridge.test.add_two"](40) == 42
     assert ffi.system_lib("dlbridge.test.") is module
+    ffi.register_system_lib_symbol("dlbridge.test.void", cffi.cast("void *", add_two))
+    assert module["void"](1) == 3
+    with pytest.raises(ValueError, match="is NULL"):
+        ffi.register_system_lib_symbol("dlbridge.test.null", cffi.NULL)
     with pytest.raises(AttributeError):
         module["absent"]
 
@@ -213,16 +212,6 @@ def test_symbols_that_are_no_functions(name):
         with pytest.raises(error, match=says):
             make(symbol)
     assert not ffi.system_lib("dlbridge.test.").implements_function("no_symbol")
-
-
-def test_a_pointer_that_is_null():
-    with pytest.raises(ValueError, match="is NULL"):
-        ffi.register_system_lib_symbol("dlbridge.test.null", cffi.NULL)
-
-
-def test_a_void_pointer_is_a_symbol():
-    ffi.register_system_lib_symbol("dlbridge.test.void", cffi.cast("void *", add_two))
-    assert ffi.system_lib("dlbridge.test.")["void"](1) == 3
 
 
 @pytest.mark.parametrize("name", ["answer\0", "answer\0zz", "\0"])

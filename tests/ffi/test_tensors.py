@@ -82,19 +82,6 @@ def test_nothing_leaks(echo, make):
     assert source() is None
 
 
-def test_the_callee_can_keep_it(apply):
-    array = np.arange(3.0)
-    alive = weakref.ref(array)
-    kept = []
-    apply(kept.append, array)
-    del array
-    gc.collect()
-    assert kept[0].numpy().tolist() == [0, 1, 2]
-    kept.clear()
-    gc.collect()
-    assert alive() is None
-
-
 def test_table_tensors_are_freed(echo):
     before = len(live)
     echo(TableTensor((1, 0)))

@@ -182,13 +182,6 @@ sys.modules['slow'] = Slow()
     assert (done.returncode, done.stderr) == (0, "late thread calls\n")
 
 
-@pytest.mark.parametrize("way", ["capsule", "table"])
-def test_released_in_a_thread_while_python_runs(way):  # P49
-    harness.path()
-    code = HELD + "import gc; gc.collect(); print('end')"
-    assert run(code, MAKE["imported"], "delete_in_thread", way) == "end\n"
-
-
 DAEMONS = """
 import threading, time
 makers = {

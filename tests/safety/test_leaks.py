@@ -131,20 +131,6 @@ def test_a_million_exports(make, act):  # P42, P47
     flat(act(tensor), MILLION, tensor, tensor._array, tensor._memory)
 
 
-def test_exports_give_the_owner_back():  # P47
-    owner = FLOATS.copy()
-    before = sys.getrefcount(owner)
-    tensor = bridge.from_dlpack(owner)
-    held = [np.from_dlpack(tensor), tensor.__dlpack__(), tensor.__dlpack__(max_version=(1, 3))]
-    address = TABLE.receive(tensor).release()
-    del tensor
-    assert sys.getrefcount(owner) > before
-    del held
-    delete_managed(address)
-    gc.collect()
-    assert sys.getrefcount(owner) == before
-
-
 # Imports
 
 

@@ -25,16 +25,6 @@ def contents(opencl, array, nbytes):
     return into
 
 
-def test_byte_strides_that_are_no_whole_elements(queue):
-    """They were rounded down, and the elements were others."""
-    bytes_ = cl.array.to_device(queue, np.arange(32, dtype="u1"))
-    x = cl.array.Array(queue, (4,), np.int32, data=bytes_.base_data, strides=(6,))
-    with pytest.raises(
-        ExchangeError, match=r"pyopencl.*\(6,\) are not multiples of the item size 4"
-    ):
-        bridge.to_device(x, "cpu")
-
-
 def test_vector_types_are_refused(opencl, queue):
     vectors = cl.array.empty(queue, 4, cl.cltypes.float4)
     with pytest.raises(ExchangeError, match="view"):

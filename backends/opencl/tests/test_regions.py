@@ -8,7 +8,6 @@ import numpy as np
 import pyopencl as cl
 import pytest
 
-import dlbridge as bridge
 from dlbridge.protocol import Region
 from dlbridge.testing import side
 
@@ -169,55 +168,3 @@ for planes in (1, 3):
 def test_rectangles_that_the_driver_refuses_are_copied_in_parts(script, kind):
     """NVIDIA's driver refuses some that OpenCL allows: the copy was a DeviceError."""
     assert script(TIGHT, tight=1, **kind) == ""
-
-
-SHARED = {
-    # shape and strides of a view in elements: some share bytes
-    "sliding windows": ((40, 5), (1, 1)),
-    "windows in steps": ((12, 9), (4, 1)),
-    "every second": ((12, 9), (4, 2)),
-    "a row repeated": ((7, 9), (0, 1)),
-    "two equal strides": ((7, 9), (5, 5)),
-    "planes that overlap": ((3, 4, 5), (10, 6, 1)),
-}
-
-
-@pytest.mark.parametrize("case", SHARED)
-def test_views_whose_elements_share_bytes(opencl, context, case, monkeypatch):
-    """Rows, and not one command for the region: OpenCL forbids pitches shorter than a row."""
-    from pyopencl.array import Array
-
-    asked = []
-    for name in ("copy_strided", "copy_strided_to_host", "copy_strided_from_host"):
-        monkeypatch.setattr(opencl, name, recorded(asked, getattr(opencl, name)))
-    shape, strides = SHARED[case]
-    content = np.arange(200, dtype="f4")
-    queue = cl.CommandQueue(context)
-    whole = cl.Buffer(context, cl.mem_flags.COPY_HOST_PTR, hostbuf=content)
-    steps = tuple(4 * step for step in strides)
-    view = bridge.asarray(Array(queue, shape, "f4", data=whole, strides=steps))
-    want = np.lib.stride_tricks.as_strided(content, shape, steps)
-    assert (bridge.to_device(view, "cpu", copy=True).numpy() == want).all()
-    again = bridge.to_device(view, "opencl:0", copy=True)
-    assert (bridge.to_device(again, "cpu").numpy() == want).all()
-    wide = bridge.zeros((*shape[:-1], 2 * shape[-1]), "float32", "opencl:0")
-    for source in (view, bridge.to_device(want, "cpu")):
-        bridge.copy_(wide[..., ::2], source)
-        assert (bridge.to_device(wide, "cpu").numpy()[..., ::2] == want).all()
-    assert all(apart(region) for region in asked)
-
-
-def recorded(asked, function):
-    """*function*, which adds the regions that it is asked for to *asked*."""
-
-    def record(*arguments):
-        asked.extend(each for each in arguments if isinstance(each, Region))
-        return function(*arguments)
-
-    return record
-
-
-def apart(region):
-    """Whether no byte belongs to two runs, as `Region` says."""
-    where = positions(0, region.strides, region.shape, region.run_nbytes)
-    return len(np.unique(where)) == len(where)

@@ -11,8 +11,6 @@ PAGE = HERE.parents[2] / "docs" / "rocm.md"
 
 @pytest.fixture
 def page():
-    if not PAGE.exists():
-        pytest.skip("the page is in the repository, not in this distribution")
     return PAGE.read_text()
 
 

@@ -11,18 +11,15 @@ import dlbridge
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Span
 
-MEMORY_POOLS_SUPPORTED = 115  # CUdevice_attribute, below the shim
 NOT_SUPPORTED = 801
 
 
-@pytest.fixture(params=["attribute", "no default", "refusal", "HIP 5"])
+@pytest.fixture(params=["no default", "refusal", "HIP 5"])
 def no_pools(request, fake):
-    """A device that has none, a runtime that has the function and refuses it, and HIP 5."""
+    """A runtime that has the function and refuses it, and HIP 5."""
     from dlbridge_rocm import ROCM
 
-    if request.param == "attribute":
-        fake.attribute(MEMORY_POOLS_SUPPORTED, 0)
-    elif request.param == "no default":
+    if request.param == "no default":
         fake.fail("hipDeviceGetDefaultMemPool", NOT_SUPPORTED)
         fake.forget()
     elif request.param == "refusal":

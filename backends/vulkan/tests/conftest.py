@@ -409,6 +409,17 @@ class Tensors:
             free(self.backend, self.device_id, data)
 
 
+@pytest.fixture(scope="module")
+def exporting(vulkan):
+    """A backend whose tensors can be exported; the validation layer watches it, too."""
+    from dlbridge_vulkan import Vulkan
+
+    made = Vulkan(exportable=True)
+    if made.devices[0].export_refusal:
+        pytest.skip(made.devices[0].export_refusal)
+    return made
+
+
 @pytest.fixture
 def tensors(vulkan):
     made = Tensors(vulkan)

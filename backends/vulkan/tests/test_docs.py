@@ -15,8 +15,6 @@ HEADER = HERE.parent / "cdefs" / "vulkan.h"
 
 @pytest.fixture(scope="module")
 def page():
-    if not PAGE.exists():
-        pytest.skip("the page is in the repository, not in this distribution")
     return PAGE.read_text()
 
 

@@ -4,21 +4,12 @@ import gc
 import os
 
 import pytest
-from dlbridge_vulkan import Vulkan, devices
+from dlbridge_vulkan import devices
 from dlbridge_vulkan.library import constant
 from held_buffers import allocate, free
 
 from dlbridge.errors import DeviceError, ExchangeError
 from dlbridge.protocol import Span
-
-
-@pytest.fixture(scope="module")
-def exporting(vulkan):
-    """A backend whose tensors can be exported; the validation layer watches it, too."""
-    made = Vulkan(exportable=True)
-    if made.devices[0].export_refusal:
-        pytest.skip(made.devices[0].export_refusal)
-    return made
 
 
 @pytest.fixture

@@ -20,14 +20,6 @@ OTHER = "vulkan_of_another_driver"
 VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
 
 
-@pytest.fixture(scope="module")
-def exporting(vulkan):
-    made = Vulkan(exportable=True)
-    if made.devices[0].export_refusal:
-        pytest.skip(made.devices[0].export_refusal)
-    return made
-
-
 @pytest.fixture
 def both(vulkan, exporting, monkeypatch):
     """``OTHER`` exports, and ``vulkan`` imports."""

@@ -84,12 +84,6 @@ def test_names_choose_what_is_loaded_now(model):
         file["weight"]
 
 
-def test_all_names(model):
-    with bridge.trace() as trace:
-        assert len(bridge.load(model[0], names=True)) == 3
-    assert len(trace.plans) == 3
-
-
 def test_a_name_that_is_not_there(model):
     for ask in (
         lambda: bridge.load(model[0])["wieght"],

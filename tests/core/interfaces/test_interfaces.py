@@ -152,17 +152,6 @@ def test_arrow_arrays_in():
     assert tensor.tolist() == [2, 3, 4, 5]
 
 
-def test_arrow_chunks_in():
-    pyarrow = peer("pyarrow")
-    one, two = pyarrow.chunked_array([[1, 2]]), pyarrow.chunked_array([[1], [2, 3]])
-    address = one.chunk(0).buffers()[1].address
-    assert bridge.asarray(one, copy=False).data_ptr() == address
-    assert bridge.asarray(two).tolist() == [1, 2, 3]
-    with pytest.raises(BufferError, match=r"2 chunks.*copy=False"):
-        bridge.asarray(two, copy=False)
-    assert bridge.asarray(pyarrow.chunked_array([], pyarrow.int8())).shape == (0,)
-
-
 def test_arrow_bools_are_unpacked():
     pyarrow = peer("pyarrow")
     values = [True, False, True] * 7
@@ -243,33 +232,46 @@ def test_buffers_that_are_long_enough(changed, numbers):
     assert bridge.asarray(Interface(**changed)).tolist() == numbers
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"shape": [6]},
-        {"shape": None},
-        {"shape": (-1,)},
-        {"shape": (2**70,)},
-        {"shape": (2**40, 2**40)},
-        {"typestr": ""},
-        {"typestr": None},
-        {"data": None},
-        {"data": (0, False)},
-        {"data": ("a", False)},
-        {"data": (2**70, False)},
-        {"strides": "x"},
-        {"strides": (8, 8)},
-    ],
-)
+FAULTY = [
+    *({"shape": shape} for shape in ([6], None, (-1,), (2**70,), (2**40, 2**40))),
+    *({"typestr": typestr} for typestr in ("", None)),
+    *({"data": data} for data in (None, (0, False), ("a", False), (2**70, False))),
+    *({"strides": strides} for strides in ("x", (8, 8))),
+]
+
+
+@pytest.mark.parametrize("changed", [*FAULTY, 5, {}, []], ids=str)
 def test_a_faulty_array_interface_is_told_with_the_objects_name(changed):
+    faulty = Interface()
+    if isinstance(changed, dict):
+        changed = changed and {**faulty.__array_interface__, **changed}
+    faulty.__array_interface__ = changed
     with pytest.raises(bridge.ExchangeError, match=r"Interface.*__array_interface__") as told:
-        bridge.asarray(Interface(**changed))
+        bridge.asarray(faulty)
     assert told.value.__cause__ is not None
 
 
-@pytest.mark.parametrize("whole", [5, {}, []])
-def test_an_array_interface_that_is_no_dictionary_of_one(whole):
-    faulty = Interface()
-    faulty.__array_interface__ = whole
-    with pytest.raises(bridge.ExchangeError, match=r"Interface.*__array_interface__"):
-        bridge.asarray(faulty)
+END = 1 << 64
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        *(
+            ({"strides": (s,)}, "more than the memory of any machine")
+            for s in (1 << 62, -(1 << 60))
+        ),
+        ({"shape": (1 << 58,)}, "more than the memory of any machine"),
+        ({"data": (0, False)}, "data is NULL|cannot coerce scalar"),
+        *(({"data": (END - 8, False), **more}, "wraps around") for more in ({}, {"shape": ()})),
+        ({"data": (8, False), "strides": (-8,)}, "wraps around"),
+        ({"data": (-8, False)}, "wraps around"),
+        ({"strides": (END,)}, r"numpy cannot read \(shape \(4,\).*strides \(18446744"),
+    ],
+    ids=str,
+)
+def test_array_interfaces_that_no_memory_has(wrong, match):
+    with pytest.raises(BufferError, match=match):
+        bridge.asarray(
+            Interface(**{"shape": (4,), "typestr": "<i8", "data": (1 << 20, False), **wrong})
+        )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import weakref
 
 import numpy as np
 import pytest
@@ -22,14 +21,12 @@ from raw_producer import (
     capsule_name,
     struct_in,
 )
-from scripts import run_script
 from stream_backend import Pinned, installed
 
 import dlbridge
 import dlbridge as bridge
 from dlbridge.conformance.producer import elements, shape_of
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
-from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor
 from dlbridge.core.tensor.exchange import own_export_of
 from dlbridge.core.values.layout import compact_strides
 
@@ -65,11 +62,6 @@ def strides_of(managed):
         assert not hasattr(managed, "version") or managed.version.minor < 2
         return compact_strides(shape_of(managed))
     return tuple(managed.dl_tensor.strides[axis] for axis in range(managed.dl_tensor.ndim))
-
-
-def test_the_three_kinds_are_there():
-    assert type(cpu_float()) is ArrayTensor
-    assert type(cpu_bfloat()) is NumpyTensor
 
 
 # Signature and arguments
@@ -143,19 +135,6 @@ def test_negative_strides_are_exported_as_a_copy(device):  # P41
     assert elements(exported(tensor, dl_device=(1, 0))).tolist() == [3, 2, 1, 0]
 
 
-def test_torch_survives_negative_strides():  # P41
-    """It would end the process if it ever saw one."""
-    peer("torch")
-    run_script(
-        """
-        import torch, numpy as np, dlbridge
-        t = dlbridge.from_dlpack(np.arange(4.)[::-1])
-        assert torch.from_dlpack(t).tolist() == [3, 2, 1, 0]
-        assert torch.utils.dlpack.from_dlpack(t.__dlpack__()).tolist() == [3, 2, 1, 0]
-        """
-    )
-
-
 # Capsule and lifetime
 
 
@@ -172,51 +151,6 @@ class Owned:
     @property
     def alive(self):
         return self.raw.alive == 1
-
-
-class Pretender:
-    """Exports *capsule*, so that a consumer can be made to refuse it."""
-
-    def __init__(self, capsule, device=(1, 0)):
-        self.capsule, self.device = capsule, device
-
-    def __dlpack__(self, **_):
-        capsule, self.capsule = self.capsule, None
-        return capsule
-
-    def __dlpack_device__(self):
-        return self.device
-
-
-def test_mpi4py_keeps_the_capsule_and_never_renames_it():  # P44
-    mpi = peer("mpi4py.MPI")
-    owned = Owned()
-    buffer = mpi.buffer.frombuffer(owned.tensor)
-    owned.forget()
-    assert owned.alive
-    assert buffer.nbytes == 24
-    del buffer
-    gc.collect()
-    assert not owned.alive
-
-
-def test_torchs_error_is_what_its_user_sees():  # P52
-    torch = peer("torch")
-    owned = Owned(dtype=(3, 64, 1))
-    capsule = owned.tensor.__dlpack__(max_version=VERSION)
-    owned.forget()
-    with pytest.raises((BufferError, RuntimeError), match=r"(?i)unsupported|code"):
-        torch.from_dlpack(Pretender(capsule))
-    del capsule
-    assert not owned.alive
-    tensor = ext_dev_float()
-    memory = weakref.ref(tensor._memory)
-    capsule = tensor.__dlpack__(max_version=VERSION, stream=-1)
-    del tensor
-    with pytest.raises(ModuleNotFoundError, match="privateuseone"):
-        torch.from_dlpack(Pretender(capsule, (12, 0)))
-    del capsule
-    assert memory() is None
 
 
 def test_a_failed_export_leaks_nothing(monkeypatch):  # P55

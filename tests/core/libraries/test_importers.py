@@ -115,11 +115,6 @@ def test_jax_arrays_stay_read_only_and_survive_delete():
     assert t.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
 
 
-def test_a_sub_byte_type_of_jax_goes_by_the_protocol():
-    x = jax_of("int4")
-    assert np.array_equal(np.asarray(bridge.asarray(np.asarray(x)).numpy(), "i1").ravel(), range(6))
-
-
 def test_what_numpy_refuses_keeps_its_type(monkeypatch):
     """A relabelled struct that numpy does not take is given its own type again."""
 

@@ -11,7 +11,6 @@ import enum
 import gc
 import textwrap
 import weakref
-from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
@@ -372,11 +371,14 @@ def test_the_type_of_a_device_may_be_an_enum_of_any_library(kind, way):
 @pytest.mark.parametrize("way", WAYS_IN)
 @pytest.mark.parametrize(
     "pair",
-    [(1.0, 0), (1, 0.0), (True, 0), (1, False), *((kind, 0) for kind in NoNumbers), ("cpu", 0)],
+    [
+        *((1.0, 0), (1, 0.0), (True, 0), (1, False), *((kind, 0) for kind in NoNumbers)),
+        *(("cpu", 0), (1, 1 << 31), (1, 1 << 70), (1 << 40, 0)),
+    ],
     ids=repr,
 )
 def test_other_numbers_are_refused(pair, way):  # C8
-    with pytest.raises(TypeError, match=r"two int"):
+    with pytest.raises((TypeError, ValueError), match=r"two int"):
         WAYS_IN[way](says(pair))
 
 
@@ -560,28 +562,12 @@ def test_array_methods_that_share_are_taken_with_copy_false():
     assert bridge.asarray(Behind(lambda: x), copy=False).data_ptr() == x.ctypes.data
 
 
-def test_null_values_are_refused():
+def test_columns_of_one_type():
     pyarrow = peer("pyarrow")
-    for x in (pyarrow.array([1, None, 3]), pyarrow.chunked_array([[1], [None]])):
-        with pytest.raises(BufferError, match=r"null value.*fill_null"):
-            bridge.asarray(x)
-    assert bridge.asarray(pyarrow.array([None, 2, 3])[1:]).tolist() == [2, 3]
-
-
-def test_columns_of_several_types_are_refused():
-    pyarrow = peer("pyarrow")
-    numbers = pyarrow.table({"a": [2**60 + 1], "b": [1.5]})
-    with pytest.raises(BufferError, match=r"several types \(double, int64\)"):
-        bridge.asarray(numbers)
     assert bridge.asarray(pyarrow.table({"a": [1, 2], "b": [3, 4]})).tolist() == [[1, 3], [2, 4]]
 
 
 # Messages ------------------------------------------------------------------------------------
-
-
-def test_an_unknown_object_is_named():
-    with pytest.raises(TypeError, match=r"fractions\.Fraction is not a tensor"):
-        bridge.asarray(Fraction(1, 2))
 
 
 # A library of another package -----------------------------------------------------------------
@@ -655,12 +641,9 @@ def test_arrow_types_are_named():
     bools, texts = pyarrow.array([True, False]), pyarrow.array(["a"])
     with pytest.raises(BufferError, match=r"BooleanArray.*bits.*asarray.*x\.cast\('uint8'\)"):
         bridge.from_dlpack(bools)
-    assert bridge.to_device(bools, "cpu").tolist() == [True, False]
     assert "copied" in str(bridge.explain(bools, "cpu"))
     with pytest.raises(BufferError, match=r"StringArray of string.*cast"):
         bridge.from_dlpack(texts)
-    with pytest.raises(BufferError, match=r"type string of the .*StringArray.*dictionary_encode"):
-        bridge.asarray(texts)
     pictures = pyarrow.FixedShapeTensorArray.from_numpy_ndarray(np.arange(4.0).reshape(2, 2))
     assert bridge.asarray(pictures).shape == (2, 2)
     kind = pyarrow.fixed_shape_tensor(pyarrow.int64(), [2])
@@ -708,7 +691,7 @@ def test_what_is_refused_is_refused_in_a_list():
     pyarrow = peer("pyarrow")
     there = bridge.to_device(np.ones(2), "ext_dev:0")
     for x, way_out in (
-        (pyarrow.table({"a": [BIG], "b": [1.5]}), "several types"),
+        (pyarrow.table({"a": [BIG], "b": [1.5]}), r"several types \(double, int64\)"),
         (there, r"to_device\(t, 'cpu'\)"),
     ):
         with pytest.raises(BufferError, match=way_out):

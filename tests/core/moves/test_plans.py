@@ -7,20 +7,12 @@ import threading
 
 import numpy as np
 import pytest
-from counting_backend import NAME, counting
+from counting_backend import NAME
 from peers import peer
 
 import dlbridge as bridge
 
 ZERO, ONE = f"{NAME}:0", f"{NAME}:1"
-
-
-@pytest.fixture
-def backend():
-    with counting() as plugin:
-        yield plugin
-        gc.collect()
-        assert plugin.live_allocations() == 0
 
 
 def values():
@@ -59,25 +51,20 @@ def test_what_is_explained_is_what_runs(layout, source, target, copy, backend):
     assert copied == sum(ours)
 
 
-def test_shared_memory_is_not_copied(monkeypatch):
-    monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
-    with counting() as backend:
-        tensor = bridge.zeros((4, 16), device=ZERO)
-        for layout in (tensor, tensor[1:, ::2]):
-            assert [step.kind for step in bridge.plan(layout, "cpu").steps] == ["host view"]
-            host = bridge.to_device(layout, "cpu", copy=False)
-            bridge.copy_(host, np.ones(host.shape, "float32"))
-            assert layout.tolist() == np.ones(host.shape).tolist()
-        source = bridge.empty((4, 16))
-        assert [step.kind for step in bridge.plan(source, ZERO).steps] == ["host import"]
-        moved = bridge.to_device(source, ZERO, copy=False)
-        bridge.copy_(source, np.full((4, 16), 5, "float32"))
-        assert moved.tolist() == source.tolist()
-        with pytest.raises(BufferError, match="not a multiple of 64"):
-            bridge.to_device(source[1:, 1:], ZERO, copy=False)
-        del tensor, layout, host, moved
-        gc.collect()
-        assert backend.live_allocations() == 0
+def test_shared_memory_is_not_copied(shared):
+    tensor = bridge.zeros((4, 16), device=ZERO)
+    for layout in (tensor, tensor[1:, ::2]):
+        assert [step.kind for step in bridge.plan(layout, "cpu").steps] == ["host view"]
+        host = bridge.to_device(layout, "cpu", copy=False)
+        bridge.copy_(host, np.ones(host.shape, "float32"))
+        assert layout.tolist() == np.ones(host.shape).tolist()
+    source = bridge.empty((4, 16))
+    assert [step.kind for step in bridge.plan(source, ZERO).steps] == ["host import"]
+    moved = bridge.to_device(source, ZERO, copy=False)
+    bridge.copy_(source, np.full((4, 16), 5, "float32"))
+    assert moved.tolist() == source.tolist()
+    with pytest.raises(BufferError, match="not a multiple of 64"):
+        bridge.to_device(source[1:, 1:], ZERO, copy=False)
 
 
 class Reads:
@@ -272,38 +259,30 @@ def test_zeros_that_fail(method, backend):
     ("method", "target", "copy"),
     [("host_view", "cpu", None), ("host_view", "cpu", False), ("import_host", ZERO, False)],
 )
-def test_sharing_that_fails(method, target, copy, monkeypatch):
-    monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
-    with counting() as backend:
-        source = bridge.empty((16,), device=ZERO if target == "cpu" else "cpu")
-        before = backend.live_allocations()
-        backend.failing[method] = 0
-        with pytest.raises(bridge.DeviceError, match="refused by the test"):
-            bridge.to_device(source, target, copy=copy)
-        gc.collect()
-        assert backend.live_allocations() == before
+def test_sharing_that_fails(method, target, copy, shared):
+    source = bridge.empty((16,), device=ZERO if target == "cpu" else "cpu")
+    before = shared.live_allocations()
+    shared.failing[method] = 0
+    with pytest.raises(bridge.DeviceError, match="refused by the test"):
+        bridge.to_device(source, target, copy=copy)
+    gc.collect()
+    assert shared.live_allocations() == before
 
 
-def test_a_driver_that_refuses_host_memory_gets_a_copy(monkeypatch):
+def test_a_driver_that_refuses_host_memory_gets_a_copy(shared):
     """Its backend knew no reason: the plan says so, the trace what came of it."""
-    monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
-    with counting() as backend:
-        whole = bridge.empty((4, 8))
-        bridge.copy_(whole, np.arange(32, dtype="float32").reshape(4, 8))
-        source = whole[:, ::-1]
-        assert [step.kind for step in bridge.plan(source, ZERO).steps] == ["host import"]
-        before = backend.live_allocations()
-        backend.failing["import_host"] = 0
-        with bridge.trace() as trace:
-            moved = bridge.to_device(source, ZERO)
-        assert moved.tolist() == source.tolist()
-        (taken,) = trace.plans
-        assert [step.kind for step in taken.steps] == ["pack", "upload"]
-        assert "refused in place: " in taken.steps[-1].reason
-        assert "refused by the test" in taken.steps[-1].reason
-        assert taken.nbytes == 2 * source.nbytes
-        bridge.copy_(source, np.zeros((4, 8), "float32"))
-        assert moved.tolist() != source.tolist()
-        del moved
-        gc.collect()
-        assert backend.live_allocations() == before
+    whole = bridge.empty((4, 8))
+    bridge.copy_(whole, np.arange(32, dtype="float32").reshape(4, 8))
+    source = whole[:, ::-1]
+    assert [step.kind for step in bridge.plan(source, ZERO).steps] == ["host import"]
+    shared.failing["import_host"] = 0
+    with bridge.trace() as trace:
+        moved = bridge.to_device(source, ZERO)
+    assert moved.tolist() == source.tolist()
+    (taken,) = trace.plans
+    assert [step.kind for step in taken.steps] == ["pack", "upload"]
+    assert "refused in place: " in taken.steps[-1].reason
+    assert "refused by the test" in taken.steps[-1].reason
+    assert taken.nbytes == 2 * source.nbytes
+    bridge.copy_(source, np.zeros((4, 8), "float32"))
+    assert moved.tolist() != source.tolist()

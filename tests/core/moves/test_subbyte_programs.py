@@ -34,13 +34,6 @@ def codes(tensor):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_copy_leaves_the_rest_of_the_last_byte(device):  # P37
-    target = bridge.full(4, 7, "uint4", device)
-    bridge.copy_(target[:3], bridge.full(3, 1, "uint4"))
-    assert codes(target) == [1, 1, 1, 7]
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_numbers_into_a_part(device):  # C31
     """100 bytes were written into a view of 50."""
     target = bridge.full(1000, 3, "uint4", device)

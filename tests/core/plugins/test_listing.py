@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from scripts import run_script
 
 import dlbridge as bridge
@@ -48,8 +47,3 @@ def test_a_backend_that_cannot_be_used_is_left_out_or_says_why():
         """,
         env={"DLBRIDGE_BACKENDS": "cpu,absent,broken"},
     )
-
-
-def test_a_backend_that_is_not_there():
-    with pytest.raises(bridge.BackendUnavailable, match="nonesuch"):
-        bridge.devices("nonesuch")

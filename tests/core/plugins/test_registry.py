@@ -104,15 +104,10 @@ def test_listing_imports_no_backend():
     ],
 )
 def test_each_failure_is_its_own_error(name, error, match):
-    with pytest.raises(error, match=match):
+    with pytest.raises(error, match=match) as caught:
         registry.backend(name)
-
-
-@pytest.mark.parametrize("name", ["broken_import", "broken_class", "broken_exit"])
-def test_the_cause_is_chained(name):
-    with pytest.raises(BackendError) as caught:
-        registry.backend(name)
-    assert type(caught.value.__cause__).__name__ in str(caught.value)
+    if "failed" in match:
+        assert type(caught.value.__cause__).__name__ in str(caught.value)
 
 
 def test_everything_else_keeps_working():

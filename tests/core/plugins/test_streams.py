@@ -14,7 +14,7 @@ import threading
 import numpy as np
 import pytest
 from peers import peer
-from raw_producer import OldProducer, Producer
+from raw_producer import Producer
 from stream_backend import Pinned, Streams, installed
 
 import dlbridge
@@ -189,14 +189,6 @@ def test_what_a_rocm_producer_is_told():  # S14, S11
         plugin.current = 0xCCC
         dlbridge.from_dlpack(raw)
     assert raw.calls == [{"max_version": (1, 3)}, {"max_version": (1, 3), "stream": 0xCCC}]
-
-
-def test_what_host_producers_are_told():  # S14, C36
-    raw = Producer((4,))
-    dlbridge.from_dlpack(raw)
-    old = OldProducer((4,))
-    dlbridge.from_dlpack(old)
-    assert (raw.calls, old.calls) == ([{"max_version": (1, 3)}], [{}])
 
 
 def test_the_stream_that_the_user_names_waits_for_our_own_tensor(tensor, cuda):  # S14

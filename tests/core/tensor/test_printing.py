@@ -80,12 +80,6 @@ def test_types_that_numpy_does_not_have(device, dtype, value, text):
     assert elements_of(bridge.full(3, value, dtype, device)) == text
 
 
-def test_packed_elements_of_a_large_tensor():
-    peer("ml_dtypes")
-    text = elements_of(bridge.full(2001, -3, "int4", "ext_dev:0"))
-    assert text == "[-3 -3 -3 ... -3 -3 -3]"
-
-
 @pytest.mark.parametrize("device", ["cpu", "ext_dev:1"])
 @pytest.mark.parametrize("name", ["uint4", "uint1", "uint6", "uint3x3"])
 @pytest.mark.parametrize("shape", [(20_001,), (301, 403), (7, 101, 203), (4, 30_001)])

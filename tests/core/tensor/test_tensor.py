@@ -44,11 +44,6 @@ def test_metadata(pair):
     assert len(t) == 4
 
 
-def test_data_ptr_is_the_address_on_the_cpu():
-    a = array()
-    assert bridge.from_dlpack(a)[1:].data_ptr() == a[1:].ctypes.data
-
-
 @pytest.mark.parametrize("make", [lambda t: t, lambda t: t[1:, ::2], lambda t: t.transpose()])
 def test_the_repr_says_what_and_where(pair, make):
     t, _ = pair
@@ -66,26 +61,10 @@ def test_the_repr_says_whose_memory_it_is(name):
 
 # Views ------------------------------------------------------------------------
 
-INDICES = [
-    0,
-    -1,
-    slice(1, 3),
-    slice(None, None, 2),
-    slice(None, None, -1),
-    slice(3, 3),
-    (1, 2),
-    (slice(1, None), slice(None, None, -2)),
-    (..., 2),
-    (None, 1),
-    (slice(None), None, -1),
-    ...,
-    (),
-    np.int64(2),
-]
 
-
-@pytest.mark.parametrize("index", INDICES, ids=repr)
+@pytest.mark.parametrize("index", [-1, (1, 2), (..., 2), ..., (), np.int64(2)], ids=repr)
 def test_indexing_equals_numpys(pair, index):
+    """Of slices and None: `test_any_basic_index_equals_numpys`."""
     t, a = pair
     view = t[index]
     assert view.shape == a[index].shape
@@ -134,6 +113,8 @@ def test_reshape_never_copies(pair):
 def test_reshape_to_another_size(pair):
     with pytest.raises(ValueError, match="25"):
         pair[0].reshape(25)
+    with pytest.raises(ValueError, match="cannot reshape"):  # no copy would help
+        pair[0].reshape(5, -1)
 
 
 def test_transpose(pair):
@@ -142,12 +123,6 @@ def test_transpose(pair):
     assert t.transpose(1, 0).strides == (1, 6)
     with pytest.raises(ValueError, match="2 dimensions"):
         t.reshape(24).T
-
-
-def test_view_as_another_type_of_the_same_size(pair):
-    t, a = pair
-    assert t.view("int32").tolist() == a.view("int32").tolist()
-    assert t.view("int32").view("float32").tolist() == a.tolist()
 
 
 def test_views_of_types_that_numpy_has_not():
@@ -166,16 +141,7 @@ def test_views_of_packed_elements_begin_at_whole_bytes():
         t[1:]
 
 
-@given(
-    st.lists(
-        st.one_of(
-            st.integers(-4, 3),
-            st.slices(4),
-            st.none(),
-        ),
-        max_size=4,
-    )
-)
+@given(st.lists(st.one_of(st.integers(-4, 3), st.slices(4), st.none()), max_size=4))
 def test_any_basic_index_equals_numpys(index):
     a = array((4, 4, 4), "int16")
     index = tuple(index)
@@ -238,24 +204,15 @@ def test_truth_and_membership():
         bool(bridge.asarray([1, 2]))
     with pytest.raises(TypeError, match="does not compare"):
         assert 1.0 in bridge.asarray([1.0])
-    with pytest.raises(TypeError, match="len"):
-        list(bridge.asarray(3))
+    for use in (len, list):  # without dimensions
+        with pytest.raises(TypeError, match="len"):
+            use(bridge.asarray(3))
     assert [row.tolist() for row in bridge.asarray([[1, 2], [3, 4]])] == [[1, 2], [3, 4]]
-
-
-def test_reshape_that_no_copy_would_help():
-    with pytest.raises(ValueError, match="cannot reshape"):
-        bridge.asarray([[1, 2, 3], [4, 5, 6]]).reshape(4, -1)
 
 
 def test_matrix_transpose():
     a = np.arange(24).reshape(2, 3, 4)
     assert bridge.from_dlpack(a).mT.tolist() == a.mT.tolist()
-
-
-def test_no_length_without_dimensions():
-    with pytest.raises(TypeError, match="len"):
-        len(bridge.asarray(3))
 
 
 # Pickles ------------------------------------------------------------------------
@@ -276,12 +233,6 @@ def test_pickle_of_other_types(dtype, device, protocol):
     again = pickle.loads(pickle.dumps(t, protocol))
     assert (again.dtype, again.shape, again.device) == (t.dtype, t.shape, t.device)
     assert again.tobytes() == bytes(range(nbytes))
-
-
-def test_bytes_of_a_view(pair):
-    t, a = pair
-    assert t.transpose()[1:].tobytes() == a.T[1:].tobytes()
-    assert t[:0].tobytes() == b""
 
 
 @pytest.mark.parametrize("device", ["cpu", EXT])

@@ -138,11 +138,6 @@ def test_a_value_is_immutable_and_one_object():
     assert {found: 1}[dtype(np.float32)] == 1
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_pickling_gives_the_same_object(protocol):
-    assert pickle.loads(pickle.dumps(dtype("int4x3"), protocol)) is dtype("int4x3")
-
-
 def test_threads_that_make_one_type_at_once_get_one_object():  # C40
     numbers = [(bits, lanes) for bits in range(200, 256) for lanes in range(9)]
     made = at_once(8, lambda: [DType.of(200, *each) for each in numbers])
@@ -425,16 +420,6 @@ def test_the_table_for_callers_in_a_hurry():
     assert table[np.dtype(ml_dtypes.bfloat16)] is dtype("bfloat16")
     assert np.dtype(">f4") not in table
     assert np.dtype("V2") not in table
-
-
-def test_long_double_is_refused():  # P33
-    if np.dtype(np.longdouble) == np.dtype("f8"):  # a platform without one
-        assert dtype(np.longdouble) is dtype("float64")
-        return
-    with pytest.raises(ExchangeError, match=r"long double.*astype\('float64'\)"):
-        dtype(np.longdouble)
-    with pytest.raises(ExchangeError, match=r"long double.*astype\('complex128'\)"):
-        dtype(np.clongdouble)
 
 
 @pytest.mark.parametrize(
