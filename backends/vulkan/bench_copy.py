@@ -7,7 +7,6 @@ it to docs/benchmarks/vulkan-copy.md. Run it with nothing else on the machine.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,21 +57,19 @@ def main(device_id: int) -> None:
         }
 
     def way_of(backend: Vulkan, nbytes: int, direction: str) -> Callable[[], None]:
-        data, target = (backend.allocate(device_id, nbytes, 256, 0) for _ in range(2))
+        source, target = (backend.allocate(device_id, nbytes, 256, 0) for _ in range(2))
         array = np.ones(nbytes, "u1")
-        span = Span(device_id, data, 0, nbytes)
+        span = Span(device_id, source.data, source.offset, nbytes)
 
-        def copy() -> None:
+        def copy(_held: object = (source, target)) -> None:
             if direction == "to the device":
                 backend.copy_from_host(span, array.data, 0)
             elif direction == "to the host":
                 backend.copy_to_host(span, array.data, 0)
             else:
-                backend.copy(span._replace(data=target), span, 0)
+                backend.copy(Span(device_id, target.data, target.offset, nbytes), span, 0)
             backend.synchronize(device_id, 0)
 
-        for each in (data, target):
-            weakref.finalize(copy, backend.free, device_id, each, 0)
         return copy
 
     shared = "mapped memory" if info["host_memory_shared"] else "memory that is not mapped"

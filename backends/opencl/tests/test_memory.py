@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pyopencl as cl
 import pytest
-from dlbridge_opencl import devices
+from dlbridge_opencl import copies, devices
 from scripts import run_script
 
 import dlbridge as bridge
@@ -67,6 +67,19 @@ def test_one_byte_more_than_is_promised_for_one_buffer(opencl):
     opencl.fill(Span(0, memory.data, limit, 1), 7, 0)
     opencl.copy_to_host(Span(0, memory.data, limit, len(into)), memoryview(into), 0)
     assert into == b"\x07"
+
+
+@pytest.mark.parametrize("filled", [0, 7, 100, 1000])
+@pytest.mark.parametrize(("offset", "nbytes"), [(0, 1000), (50, 900), (400, 600), (999, 1), (5, 0)])
+def test_a_fill_far_behind_the_beginning(opencl, monkeypatch, filled, offset, nbytes):
+    """NVIDIA's driver loses its context there: the rest is copied from what is filled."""
+    monkeypatch.setattr(copies, "FILLED", filled)
+    monkeypatch.setattr(copies, "CHUNK", 64)
+    memory, into = opencl.allocate(0, 1000, 64, 0), bytearray(1000)
+    opencl.copy_from_host(Span(0, memory.data, 0, 1000), memoryview(bytes(1000)), 0)
+    opencl.fill(Span(0, memory.data, offset, nbytes), 7, 0)
+    opencl.copy_to_host(Span(0, memory.data, 0, 1000), memoryview(into), 0)
+    assert into == bytes(offset) + b"\x07" * nbytes + bytes(1000 - offset - nbytes)
 
 
 FULL = """
