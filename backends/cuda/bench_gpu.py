@@ -184,7 +184,6 @@ def heading(peers: dict[str, Any]) -> list[str]:
         "# Copies between host and GPU",
         "",
         "Written by `make bench-gpu` (`backends/cuda/bench_gpu.py`, which says how it measures).",
-        "Goals: pageable at least 2.0 of torch, pinned at least 0.97 of the plain copy.",
         "",
         f"{datetime.now(UTC):%Y-%m-%d}; {info['name']}, {info['driver']}, "
         f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}; "

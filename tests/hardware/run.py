@@ -181,6 +181,11 @@ def step_bench_gpu() -> Iterator[Command]:
     yield python(200, "backends/cuda/bench_gpu.py", *most, *output)
 
 
+def step_first_touch() -> Iterator[Command]:
+    """Copies into new host memory, by who touches it first."""
+    yield python(60, str(HERE / "first_touch.py"))
+
+
 def step_bench_copy() -> Iterator[Command]:
     """Copies by OpenCL and Vulkan."""
     for name in ("opencl", "vulkan"):
