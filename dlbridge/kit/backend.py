@@ -302,7 +302,7 @@ class DeviceBackend(StreamBackend):
     def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
         """Copy the bytes of *source* to *into*; they are there on return."""
         device_id, data, offset, nbytes = source
-        what = "copied to the host", self.driver.copy_to_host
+        what = "copied to the host", self._host_copies.to_host
         self._queue(device_id, stream, *what, address_of(into), data + offset, nbytes)
 
     def copy(self, target: Span, source: Span, stream: int) -> None:

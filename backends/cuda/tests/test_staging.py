@@ -1,6 +1,7 @@
 """Pageable memory: to the device through the ring of pinned chunks, to the host by the driver."""
 
 import ctypes
+import mmap
 import os
 import signal
 import threading
@@ -418,3 +419,31 @@ def test_an_interrupted_copy_to_the_host_is_waited_for(cuda, pace, monkeypatch):
         dlbridge.copy_(into, tensor)
     assert struck == [1]
     assert np.array_equal(into, source)
+
+
+# To the host ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4095])
+def test_large_memory_of_the_host_has_its_pages_before(cuda, monkeypatch, offset):
+    """Those of the target alone: whole ones, made by several threads; up to 16 MiB none."""
+    from dlbridge.kit import helpers
+
+    made = []
+    monkeypatch.setattr(helpers, "_madvise", lambda *what: made.append(what) or -1)
+    values = content(DIRECT + 3 * mmap.PAGESIZE)
+    there = dlbridge.to_device(values, "cuda:0")
+    raw = np.zeros(values.nbytes + 2 * mmap.PAGESIZE, "u1")
+    first = -raw.ctypes.data % mmap.PAGESIZE + offset
+    into = raw[first : first + values.nbytes]
+    dlbridge.copy_(into, there)
+    assert np.array_equal(into, values)
+    assert len(made) == PLAN.threads
+    begin, end = into.ctypes.data, into.ctypes.data + into.nbytes
+    for start, nbytes, _ in made:
+        assert start % mmap.PAGESIZE == nbytes % mmap.PAGESIZE == 0
+        assert begin <= start < start + nbytes <= end
+    assert sum(nbytes for _, nbytes, _ in made) > 0.99 * values.nbytes
+    made.clear()
+    dlbridge.copy_(into[:DIRECT], there[:DIRECT])
+    assert made == []
