@@ -76,16 +76,17 @@ HOLES = {
         "dlbridge.core.dlpack.capsules",
         (
             (
-                "            self._owned.extend(zip(released, owner, strict=True))\n",
+                "        self._owned.extend(zip(map(release, *zip(arguments)), owner, strict=True))\n",
                 (
-                    "            owned = None\n"
-                    "            try:\n"
-                    "                owned = ffi.gc(self.pointer, self.pointer.deleter)\n"
-                    "                next(released)\n"
-                    "                self._owned.append((0, owned))\n"
-                    "            except BaseException:\n"
-                    "                self.pointer.deleter(self.pointer)\n"
-                    "                raise\n"
+                    "        kind = LEGACY_POINTER if self.legacy else VERSIONED_POINTER\n"
+                    "        pointer, owned = ffi.cast(kind, self._address), None\n"
+                    "        try:\n"
+                    "            owned = ffi.gc(pointer, pointer.deleter)\n"
+                    "            release(*arguments)\n"
+                    "            self._owned.append((0, owned))\n"
+                    "        except BaseException:\n"
+                    "            pointer.deleter(pointer)\n"
+                    "            raise\n"
                 ),
             ),
         ),
