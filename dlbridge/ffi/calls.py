@@ -27,8 +27,8 @@ from dlbridge.core.implementation_details.python_api import memory, word_at
 from dlbridge.core.interfaces.own_table import _managed_tensor_allocator as managed_tensor_allocator
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import (
+    chosen_uses,
     current_stream,
-    current_use,
     stream_block,
     use_stream as use_backend_stream,
 )
@@ -380,10 +380,11 @@ def on_streams(
 ) -> int:
     """Call with the stream of every device in the environment; put them back after.
 
-    The call is a block of `dlbridge.use_stream` for a stream of another library: our work in
-    callbacks is behind what it has queued, and our later work behind what it has got from the call.
+    That is the one of `dlbridge.use_stream`, or else the first argument's. The call is a block of
+    `use_stream` for a stream of another library: our work in callbacks is behind what it has
+    queued, and our later work behind what it has got from the call.
     """
-    before: dict[tuple[int, int], tuple[int, Any]] = {}
+    before: dict[Device, tuple[int, Any]] = {}
     others: list[tuple[Device, int, int]] = []
     blocks: ExitStack | None = None
     try:
@@ -391,31 +392,31 @@ def on_streams(
             handle = stream()
             if handle is None:
                 continue
-            known = before.get((device_type, device_id))
-            if known is None:
+            device = Device.of(device_type, device_id)
+            if device not in before:
+                chosen = chosen_uses().get(device)
+                worked_on = handle if chosen is None else chosen.handle
                 # Noted before it is replaced: an interruption may come between the two.
                 previous = C.TVMFFIEnvGetStream(device_type, device_id)
-                before[device_type, device_id] = (handle, previous)
-                set_stream(device_type, device_id, handle)
-                if handle and _is_not_ours(Device.of(device_type, device_id), handle):
+                before[device] = (worked_on, previous)
+                set_stream(device_type, device_id, worked_on)
+                if worked_on and _is_not_ours(device, worked_on):
                     blocks = blocks or ExitStack()
-                    blocks.enter_context(stream_block(Device.of(device_type, device_id), handle))
-            elif known[0] != handle:
-                # Another library's stream on the same device: the callee works on the first.
-                device = Device.of(device_type, device_id)
-                _order(device, known[0], handle)
-                others.append((device, handle, known[0]))
+                    blocks.enter_context(stream_block(device, worked_on))
+            worked_on = before[device][0]
+            if handle != worked_on:  # another library's: it goes on behind the call
+                _order(device, worked_on, handle)
+                others.append((device, handle, worked_on))
         failed: int = C.TVMFFIFunctionCall(pointer, first, count, result)
         for device, stream_of_other, worked_on in others:
             _order(device, stream_of_other, worked_on)
-        if blocks is not None and result.type_index >= OBJECT_BEGIN:
-            for (device_type, device_id), (handle, _) in before.items():
-                use = current_use(Device.of(device_type, device_id))
-                use.used = use.used or use.handle == handle
+        if result.type_index >= OBJECT_BEGIN:
+            for device in before.keys() & chosen_uses().keys():
+                chosen_uses()[device].used = True  # the block's end waits for the result
         return failed
     finally:
-        for (device_type, device_id), (_handle, previous) in before.items():
-            restore_stream(device_type, device_id, previous)
+        for device, (_, previous) in before.items():
+            restore_stream(device.type, device.index, previous)
         if blocks is not None:
             blocks.close()
 

@@ -39,7 +39,6 @@ from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.libraries.torch import is_readonly_torch, plain_torch
-from dlbridge.core.plugins.streams import chosen_streams, wait
 from dlbridge.core.public import public_in
 from dlbridge.core.tensor.exchange import adopt, order_consumer, own_export_of
 from dlbridge.core.tensor.memory import access
@@ -162,7 +161,7 @@ def _pack_producer(value: Any, keep: Temporaries, *, declared: bool = False) -> 
         # The producer says on which stream it works; it goes before ours.
         device = tensor.device
         keep.streams.pop()
-        keep.on_device(device.type, device.index, lambda: _stream_for(device, stream))
+        keep.on_device(device.type, device.index, stream)
     return packed
 
 
@@ -211,21 +210,11 @@ def _table_packer(
             keep.on_device(
                 device.type,
                 device.index,
-                lambda: _stream_for(device, lambda: table.current_work_stream(device)),
+                partial(table.current_work_stream, device),
             )
         return _TENSOR, handle
 
     return pack_by_table
-
-
-def _stream_for(device: Device, producers: Callable[[], int]) -> int:
-    """The stream that `use_stream` chose for *device*, or else the producer's."""
-    stream = producers()
-    chosen = chosen_streams().get(device)
-    if chosen is None:
-        return stream
-    wait(device, stream)
-    return chosen
 
 
 def _check_not_lazy(value: Any, *, declared: bool) -> None:
@@ -542,8 +531,7 @@ def _work_of_torch(where: int) -> tuple[int, int, Callable[[], int | None]]:
     device = Device.of(*_TYPE_AND_NUMBER.unpack(where.to_bytes(8, sys.byteorder, signed=True)))
     table = table_of(sys.modules["torch"].Tensor)
     assert table is not None  # it has written the DLTensor
-    producers = partial(table.current_work_stream, device)
-    return device.type, device.index, partial(_stream_for, device, producers)
+    return device.type, device.index, partial(table.current_work_stream, device)
 
 
 _torchs_work: dict[int, tuple[int, int, Callable[[], int | None]]] = {}

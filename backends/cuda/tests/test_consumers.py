@@ -315,6 +315,29 @@ def test_our_work_comes_after_a_call_on_another_librarys_stream(fake, given):
         assert dlbridge.to_device(tensor, "cpu").tobytes() == NEW
 
 
+@pytest.mark.parametrize("given", ["argument", "result"])
+def test_a_call_on_a_chosen_stream_is_before_what_comes_after(fake, cuda, given, monkeypatch):
+    """The argument's library goes on behind it on its own stream, and we behind the block."""
+    with stream() as chosen, stream() as theirs, memory(cuda, N) as copy:
+        Tensor = torch_with_stream(theirs, [], monkeypatch)  # noqa: N806  # a class
+        inner, made = on_device(OLD), on_device(OLD)
+        dlbridge.synchronize(CUDA)
+
+        def write(argument):
+            written = argument if given == "argument" else made
+            assert written_later(written) == chosen
+            return None if given == "argument" else made
+
+        with dlbridge.use_stream(CUDA, chosen):
+            ffi.convert_func(write)(Tensor(inner))
+            if given == "argument":
+                cuda.copy(Span(0, copy, 0, N), Span(0, inner.data_ptr(), 0, N), theirs)
+        if given == "argument":
+            assert read(cuda, copy, N, theirs) == NEW
+        else:
+            assert dlbridge.to_device(made, "cpu").tobytes() == NEW
+
+
 def test_a_callback_reads_what_another_library_has_queued(fake, cuda, monkeypatch):
     """Its arguments are ready on the stream of the call; our work in the callback is behind that."""
     with stream() as theirs:

@@ -236,9 +236,9 @@ def chosen_stream(device: Device) -> int:
     return 0 if chosen is None else chosen.handle
 
 
-def chosen_streams() -> dict[Device, int]:
-    """The streams that `use_stream` has chosen in this thread (a copy)."""
-    return {device: use.handle for device, use in _chosen.streams.items()}
+def chosen_uses() -> Mapping[Device, StreamUse]:
+    """The streams that `use_stream` has chosen in this thread, at this moment."""
+    return _chosen.streams
 
 
 def consumer_stream(device: Device) -> tuple[int | None, StreamUse | None]:
