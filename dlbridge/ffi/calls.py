@@ -27,9 +27,10 @@ from dlbridge.core.implementation_details.python_api import memory, word_at
 from dlbridge.core.interfaces.own_table import _managed_tensor_allocator as managed_tensor_allocator
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import (
-    current_stream,
-    current_use,
-    stream_block,
+    Begun,
+    begin_call,
+    end_blocks,
+    note_work,
     use_stream as use_backend_stream,
 )
 from dlbridge.core.public import public_in
@@ -384,48 +385,62 @@ def on_streams(
     callbacks is behind what it has queued, and our later work behind what it has got from the call.
     """
     before: dict[tuple[int, int], tuple[int, Any]] = {}
-    others: list[tuple[Device, int, int]] = []
-    blocks: ExitStack | None = None
+    begun: list[Begun] = []
     try:
-        for device_type, device_id, stream in streams:
-            handle = stream()
-            if handle is None:
-                continue
-            known = before.get((device_type, device_id))
-            if known is None:
-                # Noted before it is replaced: an interruption may come between the two.
-                previous = C.TVMFFIEnvGetStream(device_type, device_id)
-                before[device_type, device_id] = (handle, previous)
-                set_stream(device_type, device_id, handle)
-                if handle and _is_not_ours(Device.of(device_type, device_id), handle):
-                    blocks = blocks or ExitStack()
-                    blocks.enter_context(stream_block(Device.of(device_type, device_id), handle))
-            elif known[0] != handle:
-                # Another library's stream on the same device: the callee works on the first.
-                device = Device.of(device_type, device_id)
-                _order(device, known[0], handle)
-                others.append((device, handle, known[0]))
+        try:
+            return _on_streams(streams, before, begun, pointer, first, count, result)
+        finally:
+            _put_back(before, begun)
+    except BaseException:  # a signal handler's may have cut off the first
+        _put_back(before, begun)
+        raise
+
+
+def _on_streams(
+    streams: Sequence[tuple[int, int, Callable[[], int | None]]],
+    before: dict[tuple[int, int], tuple[int, Any]],
+    begun: list[Begun],
+    pointer: Any,
+    first: Any,
+    count: int,
+    result: Any,
+) -> int:
+    """`on_streams`, which notes in *before* and *begun* what is to be put back."""
+    others: list[tuple[Device, int, int]] = []
+    for device_type, device_id, stream in streams:
+        handle = stream()
+        if handle is None:
+            continue
+        device = Device.of(device_type, device_id)
+        known = before.get((device_type, device_id))
+        if known is None:
+            # Noted before it is replaced: an interruption may come between the two.
+            previous = C.TVMFFIEnvGetStream(device_type, device_id)
+            before[device_type, device_id] = (handle, previous)
+            set_stream(device_type, device_id, handle)
+            if handle:
+                begin_call(device, handle, begun)
+        elif known[0] != handle:
+            # Another library's stream on the same device: the callee works on the first.
+            _order(device, known[0], handle)
+            others.append((device, handle, known[0]))
+    try:
         failed: int = C.TVMFFIFunctionCall(pointer, first, count, result)
+    finally:
         for device, stream_of_other, worked_on in others:
             _order(device, stream_of_other, worked_on)
-        if blocks is not None and result.type_index >= OBJECT_BEGIN:
-            for (device_type, device_id), (handle, _) in before.items():
-                use = current_use(Device.of(device_type, device_id))
-                use.used = use.used or use.handle == handle
-        return failed
-    finally:
-        for (device_type, device_id), (_handle, previous) in before.items():
-            restore_stream(device_type, device_id, previous)
-        if blocks is not None:
-            blocks.close()
+    if result.type_index >= OBJECT_BEGIN:
+        for (device_type, device_id), (handle, _) in before.items():
+            note_work(Device.of(device_type, device_id), handle)
+    return failed
 
 
-def _is_not_ours(device: Device, stream: int) -> bool:
-    """Whether our work on *device* goes to another stream than *stream*."""
-    try:
-        return current_stream(device) != stream
-    except BackendUnavailable:
-        return False
+def _put_back(before: dict[tuple[int, int], tuple[int, Any]], begun: list[Begun]) -> None:
+    """Set the streams of before the call again; it may be done twice."""
+    for (device_type, device_id), (_handle, previous) in before.items():
+        restore_stream(device_type, device_id, previous)
+    if begun:
+        end_blocks(begun)
 
 
 def _order(device: Device, stream: int, on: int) -> None:

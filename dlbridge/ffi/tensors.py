@@ -39,7 +39,7 @@ from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.libraries.torch import is_readonly_torch, plain_torch
-from dlbridge.core.plugins.streams import chosen_streams, wait
+from dlbridge.core.plugins.streams import user_stream, wait
 from dlbridge.core.public import public_in
 from dlbridge.core.tensor.exchange import adopt, order_consumer, own_export_of
 from dlbridge.core.tensor.memory import access
@@ -219,9 +219,9 @@ def _table_packer(
 
 
 def _stream_for(device: Device, producers: Callable[[], int]) -> int:
-    """The stream that `use_stream` chose for *device*, or else the producer's."""
+    """The stream that the user chose for *device* by `use_stream`, or else the producer's."""
     stream = producers()
-    chosen = chosen_streams().get(device)
+    chosen = user_stream(device)
     if chosen is None:
         return stream
     wait(device, stream)
