@@ -27,10 +27,12 @@ from dlbridge.core.implementation_details.python_api import memory, word_at
 from dlbridge.core.interfaces.own_table import _managed_tensor_allocator as managed_tensor_allocator
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import (
-    chosen_uses,
-    current_stream,
-    stream_block,
+    Begun,
+    begin_call,
+    end_blocks,
+    note_work,
     use_stream as use_backend_stream,
+    user_stream,
 )
 from dlbridge.core.public import public_in
 from dlbridge.core.tensor.array_tensor import ArrayTensor
@@ -385,48 +387,62 @@ def on_streams(
     queued, and our later work behind what it has got from the call.
     """
     before: dict[Device, tuple[int, Any]] = {}
-    others: list[tuple[Device, int, int]] = []
-    blocks: ExitStack | None = None
+    begun: list[Begun] = []
     try:
-        for device_type, device_id, stream in streams:
-            handle = stream()
-            if handle is None:
-                continue
-            device = Device.of(device_type, device_id)
-            if device not in before:
-                chosen = chosen_uses().get(device)
-                worked_on = handle if chosen is None else chosen.handle
-                # Noted before it is replaced: an interruption may come between the two.
-                previous = C.TVMFFIEnvGetStream(device_type, device_id)
-                before[device] = (worked_on, previous)
-                set_stream(device_type, device_id, worked_on)
-                if worked_on and _is_not_ours(device, worked_on):
-                    blocks = blocks or ExitStack()
-                    blocks.enter_context(stream_block(device, worked_on))
-            worked_on = before[device][0]
-            if handle != worked_on:  # another library's: it goes on behind the call
-                _order(device, worked_on, handle)
-                others.append((device, handle, worked_on))
+        try:
+            return _on_streams(streams, before, begun, pointer, first, count, result)
+        finally:
+            _put_back(before, begun)
+    except BaseException:  # a signal handler's may have cut off the first
+        _put_back(before, begun)
+        raise
+
+
+def _on_streams(
+    streams: Sequence[tuple[int, int, Callable[[], int | None]]],
+    before: dict[Device, tuple[int, Any]],
+    begun: list[Begun],
+    pointer: Any,
+    first: Any,
+    count: int,
+    result: Any,
+) -> int:
+    """`on_streams`, which notes in *before* and *begun* what is to be put back."""
+    others: list[tuple[Device, int, int]] = []
+    for device_type, device_id, stream in streams:
+        handle = stream()
+        if handle is None:
+            continue
+        device = Device.of(device_type, device_id)
+        if device not in before:
+            chosen = user_stream(device)
+            # Noted before it is replaced: an interruption may come between the two.
+            previous = C.TVMFFIEnvGetStream(device_type, device_id)
+            before[device] = (handle if chosen is None else chosen, previous)
+            set_stream(device_type, device_id, before[device][0])
+            if handle and chosen is None:
+                begin_call(device, handle, begun)
+        worked_on = before[device][0]
+        if handle != worked_on:  # another library's, which goes on behind the call
+            _order(device, worked_on, handle)
+            others.append((device, handle, worked_on))
+    try:
         failed: int = C.TVMFFIFunctionCall(pointer, first, count, result)
+    finally:
         for device, stream_of_other, worked_on in others:
             _order(device, stream_of_other, worked_on)
-        if result.type_index >= OBJECT_BEGIN:
-            for device in before.keys() & chosen_uses().keys():
-                chosen_uses()[device].used = True  # the block's end waits for the result
-        return failed
-    finally:
-        for device, (_, previous) in before.items():
-            restore_stream(device.type, device.index, previous)
-        if blocks is not None:
-            blocks.close()
+    if result.type_index >= OBJECT_BEGIN:
+        for device, (worked_on, _) in before.items():
+            note_work(device, worked_on)
+    return failed
 
 
-def _is_not_ours(device: Device, stream: int) -> bool:
-    """Whether our work on *device* goes to another stream than *stream*."""
-    try:
-        return current_stream(device) != stream
-    except BackendUnavailable:
-        return False
+def _put_back(before: dict[Device, tuple[int, Any]], begun: list[Begun]) -> None:
+    """Set the streams of before the call again; it may be done twice."""
+    for where, (_, previous) in before.items():
+        restore_stream(where.type, where.index, previous)
+    if begun:
+        end_blocks(begun)
 
 
 def _order(device: Device, stream: int, on: int) -> None:

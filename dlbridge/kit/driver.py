@@ -474,14 +474,12 @@ class StreamDriver(ABC):
 
     def is_idle(self, stream: int) -> bool:
         """Whether all work on *stream* is done, asked without ending any capture."""
-        return self._is_ready("query_stream", stream)
+        return self._is_ready("query_stream", self.functions.query_stream(stream))
 
-    def _is_ready(self, name: str, handle: int) -> bool:
-        code = getattr(self.functions, name)(handle)
+    def _is_ready(self, name: str, code: int) -> bool:
+        """What the function *name* has answered with *code*."""
         if code == NOT_READY:
             self.forget_error()
-        elif code == _INVALID_VALUE:
-            raise CaptureError(f"{self.symbol(name)}: a capture has taken {handle:#x}")
         elif code:
             self.check(name, code)
         return not code
@@ -527,7 +525,11 @@ class StreamDriver(ABC):
 
         CaptureError if its last record is in a capture, which CUDA 13.0 calls an invalid value.
         """
-        return self._is_ready("query_event", event)
+        code = self.functions.query_event(event)
+        if code == _INVALID_VALUE:
+            self.forget_error()
+            raise CaptureError(f"{self.symbol('query_event')}: a capture has taken {event:#x}")
+        return self._is_ready("query_event", code)
 
     def wait_for_event(self, event: Any) -> None:
         """Block until *event* has passed, without ending any capture."""

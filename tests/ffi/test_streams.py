@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import inspect
-import sys
 
 import pytest
+from interrupted import at_each_step
 from producers import DEVICES, STREAMS, DeviceTensor, StreamTensor, TableTensor, streams
 
 import dlbridge
@@ -150,54 +150,11 @@ def test_use_stream_without_a_backend(look):
     assert ffi.get_raw_stream(dlbridge.Device.of(8, 0)) == 0
 
 
-def interrupted_at_each_step(function, last_line, work):
-    """Do *work*, with an interruption before one instruction of *function*, then before another.
-
-    *last_line* is the first line of it that is left alone. How often that was. From CPython 3.12 on
-    it is lines: 3.12 tells also of instructions at which no signal handler runs, 3.13 of none.
-    """
-    code = function.__code__
-    lines, first = inspect.getsourcelines(function)
-    last = first + next(number for number, line in enumerate(lines) if last_line in line)
-    done = []
-
-    def steps_until(wanted):
-        count = 0
-
-        def local(frame, event, _argument):
-            nonlocal count
-            if event in ("opcode", "line") and (frame.f_lineno or last) < last:
-                count += 1
-                if count > wanted:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-            return local
-
-        def trace(frame, _event, _argument):
-            if frame.f_code is not code:
-                return None
-            frame.f_trace_opcodes = sys.version_info < (3, 12)
-            return local
-
-        return trace
-
-    while True:
-        before = sys.gettrace()
-        sys.settrace(steps_until(len(done)))
-        try:
-            work()
-        except KeyboardInterrupt:
-            done.append(streams())
-        else:
-            return done
-        finally:
-            sys.settrace(before)
-
-
-def test_an_interruption_before_the_call_leaves_no_stream(look):
+@pytest.mark.parametrize("function", [calls.on_streams, calls._on_streams, calls._put_back])
+def test_an_interruption_of_a_call_leaves_no_stream(look, function):
     tensors = TableTensor((2, 0)), TableTensor((2, 1)), TableTensor((2, 0))
-    left = interrupted_at_each_step(calls.on_streams, "finally:", lambda: look(*tensors))
-    assert len(left) > 10
+    left = at_each_step([function], lambda: look(*tensors), streams)
+    assert len(left) > 3
     assert left == [{}] * len(left)
 
 
@@ -206,8 +163,7 @@ def test_an_interruption_on_entering_a_block_leaves_no_stream():
         with ffi.use_raw_stream("cuda:0", 0x77):
             pass
 
-    function = inspect.unwrap(ffi.use_raw_stream)
-    left = interrupted_at_each_step(function, "finally:", work)
+    left = at_each_step([inspect.unwrap(ffi.use_raw_stream)], work, streams, last_line="finally:")
     assert len(left) > 4
     assert left == [{}] * len(left)
 

@@ -11,6 +11,8 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from cuda_support import gate, memory, read, slow, stream
+from interrupted import at_each_step
+from raw_producer import Producer
 from suite.rig import capture
 
 import dlbridge
@@ -19,6 +21,7 @@ from dlbridge.core._cdefs import ffi as c
 from dlbridge.core.dlpack import foreign_tables
 from dlbridge.core.dlpack.foreign_tables import NAMES, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
+from dlbridge.core.plugins.streams import begin_block, begin_call, end_blocks
 from dlbridge.ffi import calls, tensors
 from dlbridge.protocol import Span
 
@@ -350,6 +353,91 @@ def test_a_callback_reads_what_another_library_has_queued(fake, cuda, monkeypatc
         assert bytes(seen) == NEW
 
 
+def test_a_call_in_a_callback_goes_to_the_stream_of_its_own_argument(fake, cuda, monkeypatch):
+    """The outer call has chosen a stream for dlbridge's work, and the user has chosen none."""
+    with stream() as first, stream() as second:
+        Outer = torch_with_stream(first, [], monkeypatch)  # noqa: N806  # a class
+        Inner = torch_with_stream(second, [], monkeypatch)  # noqa: N806  # a class
+        x = on_device(OLD)
+        seen = []
+
+        def look(*_arguments):
+            seen.append((ffi.get_raw_stream("cuda:0"), dlbridge.current_stream("cuda:0")))
+
+        inner = ffi.convert_func(look)
+
+        def outer(_x):
+            inner(Inner(x))
+            look()
+            with dlbridge.use_stream(CUDA, 1):  # now the user has
+                inner(Inner(x))
+            look()
+
+        ffi.convert_func(outer)(Outer(x))
+        look()
+        both = (second, second), (first, first), (1, 1), (first, first), (0, 1)
+        assert seen == [*both]
+
+
+def test_an_interruption_of_a_call_leaves_no_block(fake, cuda):
+    """Also while its exception is treated, or kept: our work must not go to another's stream."""
+    steps = calls._on_streams, calls._put_back, begin_call, begin_block, end_blocks
+    with stream() as first, stream() as second:
+        arguments = Theirs(on_device(OLD), first), Theirs(on_device(OLD), second), on_device(OLD)
+        call = ffi.convert_func(lambda *each: each[0])
+
+        def chosen():
+            return dlbridge.current_stream(CUDA), ffi.get_raw_stream("cuda:0")
+
+        left = at_each_step(steps, lambda: call(*arguments), chosen)
+        assert len(left) > 30
+        assert left == [(1, 0)] * len(left)
+
+
+class OnMetal(Producer):
+    """A tensor on a device without a backend, whose library names its stream."""
+
+    def __tvm_ffi_env_stream__(self):
+        return 5
+
+
+def test_a_call_with_tensors_of_two_devices_of_which_one_has_no_backend(fake, cuda):
+    """What it returns is returned."""
+    with stream() as theirs:
+        x, elsewhere = Theirs(on_device(OLD), theirs), OnMetal((2,), device=(8, 0))
+        devices = "cuda:0", dlbridge.Device.of(8, 0)
+        see = ffi.convert_func(lambda *_each: list(map(ffi.get_raw_stream, devices)))
+        assert list(see(x, elsewhere)) == list(see(elsewhere, x)) == [theirs, 5]
+
+
+@pytest.mark.parametrize("chosen", [False, True], ids=["no block", "in a block"])
+def test_our_work_comes_after_a_call_that_returns_an_object(fake, cuda, chosen, monkeypatch):
+    """Though the call had no tensor of ours; the user's block of that stream has ended."""
+    with stream() as theirs:
+        Tensor = torch_with_stream(theirs, [], monkeypatch)  # noqa: N806  # a class
+
+        @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+        def from_py_object(x, out):  # memory of which we know nothing
+            ctypes.c_void_p.from_address(out).value = x.tensor.build()
+            return 0
+
+        table = Tensor.keep[0].keep[0]
+        kind = c.typeof(table.managed_tensor_from_py_object_no_sync)
+        function = ctypes.cast(from_py_object, ctypes.c_void_p).value
+        table.managed_tensor_from_py_object_no_sync = c.cast(kind, function)
+        made = on_device(OLD)
+        boxed = ffi.Array([dlbridge.from_dlpack(Theirs(made, theirs))])
+        dlbridge.synchronize(CUDA)
+
+        def write(_other):
+            assert written_later(made) == theirs
+            return boxed
+
+        with dlbridge.use_stream(CUDA, theirs) if chosen else nullcontext():
+            result = ffi.convert_func(write)(Tensor(Producer((2,), device=(2, 0))))
+        assert dlbridge.to_device(result[0], "cpu").tobytes() == NEW
+
+
 class OnlyInterface:
     """Another library's array that has nothing but the CUDA Array Interface."""
 
@@ -399,6 +487,32 @@ def test_what_is_taken_in_a_block_is_ordered_after_it(fake, cuda, take, monkeypa
             assert read(cuda, copy, N, theirs) == NEW
         del capsule, tensor, inner
         gc.collect()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a tensor of ours", "nothing of ours"])
+@pytest.mark.parametrize("inner_is_default", [False, True])
+def test_blocks_inside_blocks(fake, cuda, known, inner_is_default):
+    """S6: what was done in the inner one is done in the outer one; its stream ends after it."""
+    with stream() as theirs:
+        x = on_device(OLD)
+        dlbridge.synchronize(CUDA)
+        with stream() as outer, stream() as other:
+            inner = 1 if inner_is_default else other
+            with dlbridge.use_stream(CUDA, theirs):
+                with dlbridge.use_stream(CUDA, outer), dlbridge.use_stream(CUDA, inner):
+                    if known:
+                        x.operand().access()
+                    else:
+                        dlbridge.from_dlpack(Theirs(x, inner))
+                    slow(inner)
+                    cuda.fill(Span(0, x.data_ptr(), 0, N), NEW[0], inner)
+                view = dlbridge.from_dlpack(Theirs(x, theirs))
+                assert dlbridge.to_device(view, "cpu").tobytes() == NEW
+                del view
+        # The two streams are gone.
+        assert dlbridge.to_device(x, "cpu").tobytes() == NEW
+    del x
+    gc.collect()
 
 
 def test_a_result_for_another_library(fake, cuda):

@@ -119,8 +119,9 @@ def _skip_exit_functions() -> None:
     """
     c_library = ctypes.CDLL(None)
     with suppress(AttributeError):
-        c_library.on_exit(c_library._exit, None)
-        c_library.atexit(c_library.fcloseall)
+        for last_first in (c_library._exit, c_library.fcloseall):
+            # Not by atexit, which programs have in themselves: glibc's library has none.
+            c_library.on_exit(last_first, None)
 
 
 def load() -> Any:

@@ -104,6 +104,32 @@ def test_after_a_fork(run_python, scale_spirv, tmp_path, driver, request):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork here")
+@pytest.mark.parametrize("generations", [1, 2])
+def test_a_forked_child_writes_the_files_of_c(run_python, tmp_path, generations):
+    """What a library has written to a file of C, and not closed, is in the file after the end."""
+    code = (
+        "import ctypes, os, sys\n"
+        "import dlbridge as bridge\n"
+        "bridge.empty(4, device='vulkan:0')\n"
+        "c = ctypes.CDLL(None)\n"
+        "c.fopen.restype = ctypes.c_void_p\n"
+        "c.fputs.argtypes = ctypes.c_char_p, ctypes.c_void_p\n"
+        "def child(generations):\n"
+        "    pid = os.fork()\n"
+        "    if pid:\n"
+        "        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
+        "    code = child(generations - 1) if generations > 1 else 7\n"
+        f"    c.fputs(b'text', c.fopen(b'{tmp_path}/' + str(generations).encode(), b'w'))\n"
+        "    sys.exit(code)\n"
+        f"print(child({generations}))\n"
+    )
+    done = run_python(code)
+    assert done.stdout.split() == ["7"], done.stderr
+    written = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert written == {str(each + 1): "text" for each in range(generations)}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork here")
 def test_a_fork_while_another_thread_works(run_python, scale_spirv, tmp_path):
     """The child inherits no lock that nobody will release, and does not wait at its end."""
     spirv = tmp_path / "scale.spv"

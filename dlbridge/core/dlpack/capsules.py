@@ -29,10 +29,12 @@ from .structs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 _TENSOR_OFFSET = 32  # of dl_tensor in DLManagedTensorVersioned; 0 in DLManagedTensor
+_DELETER_OFFSETS = 16, 56  # in DLManagedTensorVersioned, in DLManagedTensor
+_pointer_at = ctypes.c_void_p.from_address
 
 
 def _immortal_name(name: bytes) -> ctypes.c_void_p:
@@ -72,7 +74,7 @@ class ManagedTensor:
         self._address = address
         self.fields = fields
         self.legacy = legacy
-        self._owned: list[Any] = []  # the capsule that calls the deleter, if there is one
+        self._owned: list[Any] = []  # the capsule that calls the deleter
 
     def take_over(self, release: Callable[..., object], *arguments: object) -> None:
         """Own the struct; *release*, a function of C, makes its former owner forget it.
@@ -82,15 +84,20 @@ class ManagedTensor:
         destructor that numpy uses for the tensors it imports: it keeps the GIL and
         any pending exception. cffi would release the GIL, perhaps inside a
         destructor of C++, where a thread may not end (``docs/safety.md``).
+
+        A struct without a deleter gets no owner: nothing says how long it exists.
         """
-        name, destructor = _owner_of(self.legacy)
-        owner = map(new_capsule, (self._address,), (name,), (destructor,))
+        owner: Iterable[object] = (None,)
+        if _pointer_at(self._address + _DELETER_OFFSETS[self.legacy]):
+            name, destructor = _owner_of(self.legacy)
+            owner = map(new_capsule, (self._address,), (name,), (destructor,))
         self._owned.extend(zip(map(release, *zip(arguments)), owner, strict=True))
 
     def disown(self) -> None:
         """Leave the struct to its former owner: the deleter is not called."""
         for _, capsule in self._owned:
-            _set_destructor(capsule, None)
+            if capsule is not None:
+                _set_destructor(capsule, None)
 
 
 @cache

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, DLDeviceType
-from dlbridge.errors import BackendUnavailable
+from dlbridge.errors import BackendError, BackendUnavailable, Error
+from dlbridge.kit.resources import join
 
 from .lookup import find_device, plugin_of
 
@@ -42,20 +43,36 @@ class StreamUse(SimpleNamespace):
     handle: int
     used: bool
     memories: set[ref[Memory]] | None
+    by_call: bool
+    """Whether a call through TVM-FFI has chosen it, and not the user."""
+    ended: set[ref[StreamUse]]
+    """Those of the blocks that have ended inside its own."""
 
-    def end(self, outer: int) -> None:
-        """At the end of the block, name *outer* in its place, which has waited for it."""
-        self.handle = outer
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # type: ignore[assignment]  # as a member of `ended`
+
+    def end(self, outer: StreamUse) -> None:
+        """At the end of the block, name *outer*'s stream in its place, which has waited for it.
+
+        If *outer* is a block, too, its end does the same for all that this block has named.
+        """
+        within = [use for known in self.ended.copy() if (use := known()) is not None]
+        for use in (self, *within):
+            use.handle = outer.handle
+            if outer.memories is not None:
+                join(outer.ended, use)
         for known in self.memories.copy() if self.memories else ():
             memory = known()
             if memory is None:
                 continue
+            if outer.memories is not None:
+                join(outer.memories, memory)
             allocation, written = memory.allocation, None
             # Another thread may use the memory meanwhile: it writes `last_use` before the stream,
             # and this the stream before it looks at `last_use` again.
             while allocation is not None and written is not (last := memory.last_use):
                 written = last
-                allocation.stream = last.handle if last is not None else outer
+                allocation.stream = (last or outer).handle
 
 
 class _Chosen(threading.local):
@@ -165,23 +182,71 @@ def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]
     handle = plugin.normalize_stream(where.index, stream)
     if handle == -1:
         raise ValueError("stream -1 means 'do not synchronise'; it is not a stream to work on")
-    before = _chosen.streams.get(where)
+    begun: list[Begun] = []
     # Of this thread: where a signal handler's exception cuts a generator off, it may end in
     # another one.
     mine = vars(_chosen)
-    inside = StreamUse(handle=handle, used=False, memories=set())
-    _chosen.streams = {**_chosen.streams, where: inside}
+    begin_block(where, handle, begun)
     try:
         yield handle
     finally:
-        others = {**mine["streams"]}
-        others.pop(where, None)
-        mine["streams"] = others if before is None else {**others, where: before}
+        _leave(begun, mine)
         if vars(_chosen) is mine:
-            outer = current_stream(where)
-            if inside.used and outer != handle:
-                plugin.wait(where.index, outer, handle)
+            end_blocks(begun)
+
+
+Begun = tuple[Device, StreamUse, StreamUse | None]
+"""The device of a block, its stream, and what was chosen before."""
+
+
+def begin_block(device: Device, handle: int, begun: list[Begun], *, by_call: bool = False) -> None:
+    """Queue this thread's work on *device* on stream *handle*, until the block is ended.
+
+    It is added to *begun* before. *by_call*: a call through TVM-FFI has chosen the stream.
+    """
+    inside = StreamUse(handle=handle, used=False, memories=set(), by_call=by_call, ended=set())
+    begun.append((device, inside, _chosen.streams.get(device)))
+    _chosen.streams = {**_chosen.streams, device: inside}
+
+
+def begin_call(device: Device, stream: int, begun: list[Begun]) -> None:
+    """`begin_block` for a call through TVM-FFI on *stream*, if our work goes to another one."""
+    try:
+        plugin = plugin_of(device)
+        if plugin.normalize_stream is None or current_use(device, plugin).handle == stream:
+            return
+    except (BackendUnavailable, BackendError):  # no work of ours is on it
+        return
+    begin_block(device, plugin.normalize_stream(device.index, stream), begun, by_call=True)
+
+
+def end_blocks(begun: list[Begun]) -> None:
+    """End the blocks in *begun*, the last first; what an exception cuts off may be done again."""
+    _leave(begun, vars(_chosen))
+    failures: list[Error] = []
+    for device, inside, _ in reversed(begun):
+        plugin = plugin_of(device)
+        outer = current_use(device, plugin)
+        try:
+            if inside.used and outer.handle != inside.handle and plugin.wait is not None:
+                plugin.wait(device.index, outer.handle, inside.handle)
+            outer.used = outer.used or inside.used
             inside.end(outer)
+        except Error as exc:
+            failures.append(exc)
+    if failures:
+        raise failures[0]
+
+
+def _leave(begun: list[Begun], of_thread: dict[str, Any]) -> None:
+    """Let the streams in *of_thread* be what they were before the blocks."""
+    streams = {**of_thread.get("streams", {})}
+    for device, _, before in reversed(begun):
+        if before is None:
+            streams.pop(device, None)
+        else:
+            streams[device] = before
+    of_thread["streams"] = streams
 
 
 def current_use(device: Device, plugin: Plugin | None = None) -> StreamUse:
@@ -197,7 +262,9 @@ def current_use(device: Device, plugin: Plugin | None = None) -> StreamUse:
     except KeyError:
         latest = None
     if latest is None or latest.handle != handle:
-        latest = _latest[device] = StreamUse(handle=handle, used=True, memories=None)
+        latest = _latest[device] = StreamUse(
+            handle=handle, used=True, memories=None, by_call=False, ended=set()
+        )
     return latest
 
 
@@ -236,9 +303,17 @@ def chosen_stream(device: Device) -> int:
     return 0 if chosen is None else chosen.handle
 
 
-def chosen_uses() -> Mapping[Device, StreamUse]:
-    """The streams that `use_stream` has chosen in this thread, at this moment."""
-    return _chosen.streams
+def user_stream(device: Device) -> int | None:
+    """The stream that the user has chosen for *device* in this thread by `use_stream`, if any."""
+    chosen = _chosen.streams.get(device)
+    return None if chosen is None or chosen.by_call else chosen.handle
+
+
+def note_work(device: Device, handle: int) -> None:
+    """Note work of others on stream *handle*, if that is chosen in this thread: ours is behind."""
+    chosen = _chosen.streams.get(device)
+    if chosen is not None and chosen.handle == handle:
+        chosen.used = True
 
 
 def consumer_stream(device: Device) -> tuple[int | None, StreamUse | None]:

@@ -1,4 +1,7 @@
-"""A struct that C has given is deleted, though an exception of a signal handler meets its owner."""
+"""A struct that C has given is deleted, though an exception of a signal handler meets its owner.
+
+One without a deleter is not looked at again.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ import ctypes
 import gc
 import sys
 
+import pytest
+from raw_producer import Producer
+
+import dlbridge
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.capsules import Received
 from dlbridge.core.implementation_details.handlers import raise_when_dropped
@@ -36,3 +43,22 @@ def test_the_destructor_is_cut_at_its_entry(monkeypatch):
     gc.collect()  # the exception's traceback has kept the owner
     assert printed == ["Struck"]
     assert deleted == [managed]
+
+
+@pytest.mark.parametrize("version", [(1, 3), None], ids=["current", "legacy"])
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_struct_without_a_deleter_may_end_before_the_tensor(version, broken):
+    """Its producer does not learn of the end; where it was, there is something else by then."""
+    fields = {"device": (17, -1)} if broken else {"device": (17, 0)}
+    producer = Producer((4,), version=version, deleter=False, **fields)
+    capsule = producer.capsule()
+    try:
+        tensor = dlbridge.from_dlpack(capsule)
+    except dlbridge.ExchangeError:
+        tensor = None
+    assert (tensor is None) == broken
+    (at,) = producer.structs
+    size = ffi.sizeof("DLManagedTensorVersioned" if version else "DLManagedTensor")
+    ctypes.memset(at, 0x41, size)
+    del tensor
+    gc.collect()
