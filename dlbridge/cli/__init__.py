@@ -11,15 +11,36 @@ from .. import __version__
 from ..errors import Error
 
 COMMANDS = {
-    "info": "versions, libraries, backends and their devices, for a bug report",
-    "doctor": "tries what could be wrong on this machine, and says what to do",
-    "explain": "the steps that would move a tensor, the bytes copied, and why",
-    "demo": "a photograph through every backend of this machine, filtered on each",
-    "bench": "copy: times of copies from, to and on each device that runs here",
-    "conformance": "what a library does with each rule of DLPack, one process per rule",
-    "new-backend": "a working skeleton of a backend for a device of your own",
+    "info": (
+        "diagnosis.report",
+        "versions, libraries, backends and their devices, for a bug report",
+    ),
+    "doctor": (
+        "diagnosis.checks",
+        "tries what could be wrong on this machine, and says what to do",
+    ),
+    "explain": (
+        "cli.explain",
+        "the steps that would move a tensor, the bytes copied, and why",
+    ),
+    "demo": (
+        "cli.demo",
+        "a photograph through every backend of this machine, filtered on each",
+    ),
+    "bench": (
+        "cli.bench",
+        "copy: times of copies from, to and on each device that runs here",
+    ),
+    "conformance": (
+        "conformance.runner",
+        "what a library does with each rule of DLPack, one process per rule",
+    ),
+    "new-backend": (
+        "cli.new_backend",
+        "a working skeleton of a backend for a device of your own",
+    ),
 }
-"""Each is a module of this package with ``add_arguments(parser)`` and ``run(arguments)``."""
+"""The module of each, with ``add_arguments(parser)`` and ``run(arguments)``; what it is for."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,11 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"dlbridge {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     given = sys.argv[1:] if arguments is None else arguments
-    for name, summary in COMMANDS.items():
+    for name, (home, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
         # Only the command that runs is loaded.
         if given[:1] == [name]:
-            module = importlib.import_module(f".{name.replace('-', '_')}", __name__)
+            module = importlib.import_module(f"dlbridge.{home}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     parsed = parser.parse_args(given)

@@ -13,8 +13,7 @@ import pytest
 
 from dlbridge.errors import ExchangeError
 
-from .rules import rules
-from .runner import Check
+from .runner import Check, rules
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

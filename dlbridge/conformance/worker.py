@@ -16,7 +16,7 @@ import signal
 import sys
 
 from .cases import Rule, Source, told
-from .rules import rules
+from .runner import rules
 from .subject import Fail, NotOffered, Subject
 
 LIMIT = 60

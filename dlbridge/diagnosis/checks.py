@@ -1,4 +1,4 @@
-"""doctor: checks of what could be wrong on this machine, one after the other."""
+"""doctor: tries what could be wrong on this machine, one after the other, and says what to do."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from dlbridge.core.plugins.registry import HINTS, SOURCE, backends
 from dlbridge.core.values.suggestions import did_you_mean
 
-from .display import Finding
-from .files import check_device_files, check_opencl_drivers, check_vulkan_drivers
-from .report import settings, version_of
+from .files import Finding, check_device_files, check_opencl_drivers, check_vulkan_drivers
+from .report import colored, settings, shows_color, version_of, wrapped
 from .trials import PEERS, try_backend, try_peer
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Mapping
 
 VARIABLES = {
@@ -132,3 +132,32 @@ def _check_chosen(what: str, value: str) -> Iterator[Finding]:
         yield Finding("problem", what, "leaves out cpu, which most moves need", remedy)
     elif not absent:
         yield Finding("ok", what, "only these backends are used")
+
+
+# The command ------------------------------------------------------------------------
+
+COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``doctor``."""
+    parser.add_argument("--quick", action="store_true", help="do not try other libraries")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print each finding as it comes, and then what to do; 1 if there is a problem."""
+    color = shows_color(sys.stdout)
+    to_do = []
+    for found in check_all(quick=arguments.quick):
+        first, *rest = wrapped(found.state, f"{found.what}: {found.said}")
+        print(colored(first[:9], COLORS[found.state], color) + first[9:])
+        print("\n".join(rest), end="\n" * bool(rest), flush=True)
+        if found.state == "problem":
+            to_do.append(f"{found.what}: {found.remedy}")
+    if not to_do:
+        print("\nno problem was found")
+        return 0
+    print("\nDo this, in order, and run doctor again after each:")
+    for number, remedy in enumerate(to_do, 1):
+        print("\n".join(wrapped(f"{number}.", remedy)))
+    return 1

@@ -6,12 +6,24 @@ import importlib.util
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from .display import Finding
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+
+class Finding(NamedTuple):
+    """One thing that doctor has looked at.
+
+    *state* is ``"ok"``, ``"note"`` for what is only missing, or ``"problem"``. *remedy* is
+    what to do; empty if there is nothing to do.
+    """
+
+    state: Literal["ok", "note", "problem"]
+    what: str
+    said: str
+    remedy: str = ""
+
 
 DEVICES = {
     "/dev/nvidia[0-9]*": "ask the administrator of this machine for access to the GPU",

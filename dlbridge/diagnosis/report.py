@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import sys
 import tempfile
-from typing import Any
+import textwrap
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dlbridge import ffi
 from dlbridge.core.plugins.registry import backend, backends, owner
 from dlbridge.core.public import public
-from dlbridge.core.values.units import table
+from dlbridge.core.values.units import bytes_text, table
 from dlbridge.errors import BackendUnavailable, Error
 from dlbridge.protocol import Backend, SupportsDeviceInfo
 
-from .display import columns, heading, value_text, wrapped
+from .trials import list_devices
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Sequence
 
 PACKAGES = (
     "cffi",
@@ -234,3 +241,85 @@ def _device(plugin: Backend, index: int) -> dict[str, Any]:
     if isinstance(plugin, SupportsDeviceInfo):
         return dict(plugin.device_info(index))
     return {}
+
+
+# The command ------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``info``."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="every property of each device"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the report."""
+    report = Info(list_devices(backends()))
+    if arguments.json:
+        json.dump(report.as_dict(), sys.stdout, indent=2, default=str)
+        print()
+    else:
+        print(report.text(verbose=arguments.verbose, color=shows_color(sys.stdout)))
+    return 0
+
+
+# Text for people ---------------------------------------------------------------------
+
+WIDTH = 100
+_CODES = {"bold": "1", "red": "31", "green": "32", "yellow": "33"}
+
+
+def shows_color(stream: TextIO) -> bool:
+    """Whether *stream* is a terminal that wants colour (https://no-color.org)."""
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return wanted and stream.isatty()
+
+
+def colored(text: str, how: str, color: bool) -> str:
+    """*text*, marked for a terminal if *color* is true."""
+    return f"\033[{_CODES[how]}m{text}\033[0m" if color else text
+
+
+def heading(text: str, color: bool) -> str:
+    """A heading."""
+    return colored(text, "bold", color)
+
+
+def columns(rows: Iterable[Sequence[str]]) -> list[str]:
+    """The *rows* as lines, each column as wide as its widest entry."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(entry.ljust(width) for entry, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def wrapped(name: str, text: str) -> list[str]:
+    """``name  text``, on as many lines as it takes; paths and names are not cut."""
+    indent = 10
+    first = f"{name:<{indent - 1}} " if len(name) < indent else f"{name}: "
+    lines = textwrap.wrap(
+        " ".join(text.split()),
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [name]
+
+
+def value_text(name: str, value: object) -> str:
+    """The *value* of a device's property, with a unit if it counts bytes."""
+    counts_bytes = name in _BYTES or name.startswith(("memory", "max_allocation", "max_buffer"))
+    if counts_bytes and name != "max_allocations" and isinstance(value, int):
+        return bytes_text(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+_BYTES = {"max_storage_buffer_range", "max_push_constants", "min_imported_host_pointer_alignment"}

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from scripts import run_command
 
-from dlbridge.cli.conformance import markdown, version_of
 from dlbridge.conformance import Result, check, worker
 from dlbridge.conformance.cases import Rule, Source
+from dlbridge.conformance.runner import markdown, version_of
 
 FAULTS = {
     "the device is not two ints": "P2",

@@ -16,7 +16,7 @@ from expected import backend_or_skip, compiler_or_skip
 
 from dlbridge.conformance import check
 from dlbridge.conformance.plugin import read_expected
-from dlbridge.conformance.rules import rules
+from dlbridge.conformance.runner import rules
 
 HERE = Path(__file__).parent
 SUBJECTS = {

@@ -13,9 +13,8 @@ import pytest
 from peers import peer
 from scripts import run_pytest
 
-from dlbridge.cli.conformance import version_of
 from dlbridge.conformance.plugin import read_expected
-from dlbridge.conformance.rules import rules
+from dlbridge.conformance.runner import rules, version_of
 
 HERE = Path(__file__).parent
 PLUGIN = ["-p", "dlbridge.conformance.plugin", "-p", "no:cacheprovider", "-q"]

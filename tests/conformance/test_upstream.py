@@ -10,7 +10,7 @@ import pytest
 from peers import peer
 from scripts import finished
 
-from dlbridge.cli.conformance import version_of
+from dlbridge.conformance.runner import version_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "upstream"
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "index.md")

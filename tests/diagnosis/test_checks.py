@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packages import install
 
-from dlbridge.diagnosis import checks, display, files, trials
+from dlbridge.diagnosis import checks, files, report, trials
 
 
 def states(findings):
@@ -166,17 +166,17 @@ def test_a_peer():
 
 def test_long_lines_are_wrapped_and_paths_are_not_cut():
     path = "/a/path/" + "x" * 120
-    lines = display.wrapped("name", f"the file {path} is not there " * 2)
+    lines = report.wrapped("name", f"the file {path} is not there " * 2)
     assert lines[0].startswith("name      the file")
     assert sum(path in line for line in lines) == 2
 
 
 def test_columns_and_units():
-    assert display.columns([("a", "bb"), ("ccc", "")]) == ["a    bb", "ccc"]
-    assert display.columns([]) == []
-    assert display.value_text("memory", 3 << 30) == "3.0 GiB"
-    assert display.value_text("max_allocations", 3 << 30) == str(3 << 30)
-    assert display.value_text("host_import", True) == "yes"
+    assert report.columns([("a", "bb"), ("ccc", "")]) == ["a    bb", "ccc"]
+    assert report.columns([]) == []
+    assert report.value_text("memory", 3 << 30) == "3.0 GiB"
+    assert report.value_text("max_allocations", 3 << 30) == str(3 << 30)
+    assert report.value_text("host_import", True) == "yes"
 
 
 def test_colour_is_for_terminals_only(monkeypatch):
@@ -186,13 +186,13 @@ def test_colour_is_for_terminals_only(monkeypatch):
 
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert display.shows_color(Terminal())
+    assert report.shows_color(Terminal())
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not display.shows_color(Terminal())
+    assert not report.shows_color(Terminal())
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
-    assert not display.shows_color(Terminal())
-    assert display.heading("x", False) == "x"
+    assert not report.shows_color(Terminal())
+    assert report.heading("x", False) == "x"
 
 
 def test_a_setting_of_a_plugin_is_the_plugins(monkeypatch):

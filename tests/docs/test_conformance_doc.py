@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbridge.conformance.rules import rules
+from dlbridge.conformance.runner import rules
 
 RULES = rules()
 ROOT = Path(__file__).resolve().parents[2]

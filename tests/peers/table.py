@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.conformance.rules import rules
+from dlbridge.conformance.runner import rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -22,7 +22,7 @@ import pytest
 from scripts import environment
 
 import dlbridge as bridge
-from dlbridge.cli.conformance import version_of
+from dlbridge.conformance.runner import version_of
 from dlbridge.errors import BackendUnavailable
 
 if TYPE_CHECKING:
