@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         full_like as full_like,
         ones as ones,
         ones_like as ones_like,
+        share as share,
         zeros as zeros,
         zeros_like as zeros_like,
     )
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
         use_stream as use_stream,
     )
     from .core.processes.pickles import unpickle_to as unpickle_to
-    from .core.sharing import share as share
     from .core.tensor.operand import Operand as Operand
     from .core.tensor.tensor import Tensor as Tensor
     from .core.values.devices import Device as Device, DLDeviceType as DLDeviceType
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "core.accepting": "accepts",
     "core.api": "asarray copy_ explain from_dlpack plan to_device",
-    "core.creation": "empty empty_like full full_like ones ones_like zeros zeros_like",
+    "core.creation": "empty empty_like full full_like ones ones_like share zeros zeros_like",
     "core.blobs": "from_blob",
     "core.casts": "astype",
     "core.files.loading": "TensorFile load",
@@ -100,7 +100,6 @@ _PUBLIC = {
     "core.moves.host_views": "HostView",
     "core.moves.plans": "Plan Step Trace trace",
     "core.processes.pickles": "unpickle_to",
-    "core.sharing": "share",
     "core.plugins.lookup": "device devices trim",
     "core.plugins.registry": "backend backends register_backend",
     "core.plugins.streams": "current_stream synchronize use_stream",
@@ -125,7 +124,7 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
         if name == "ffi":
             return importlib.import_module(".ffi", __name__)
         if name not in _MODULES:
-            from .core.values.suggestions import PACKAGE_NAMES, did_you_mean
+            from .core.values.text import PACKAGE_NAMES, did_you_mean
 
             known = PACKAGE_NAMES.get(name)
             hint = f"; {known}" if known else did_you_mean(name, __all__)

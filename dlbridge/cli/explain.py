@@ -24,7 +24,7 @@ from dlbridge import (
 
 # They have no public names.
 from dlbridge.core.libraries.lookup import KNOWN
-from dlbridge.core.values.suggestions import did_you_mean
+from dlbridge.core.values.text import did_you_mean
 
 LIBRARIES = tuple(name for name in KNOWN if name not in ("dlbridge", "sparse", "scipy.sparse"))
 """Those that ``like=`` knows and that have dense arrays."""

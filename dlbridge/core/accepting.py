@@ -19,7 +19,7 @@ from dlbridge.core.public import public
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import from_numpy
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
 
 from .api import to_device

@@ -22,7 +22,7 @@ from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import TRACES, Tensor
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import shares_places
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from dlbridge.core.tensor.exchange import bind
 from dlbridge.core.tensor.memory import Memory, carrier
 from dlbridge.core.values.devices import CPU, Device, DLDeviceType
 from dlbridge.core.values.layout import reach, why_impossible
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import AllocationOwner, Owner, Resources
 

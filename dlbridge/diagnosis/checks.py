@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlbridge.core.plugins.registry import HINTS, SOURCE, backends
-from dlbridge.core.values.suggestions import did_you_mean
+from dlbridge.core.values.text import did_you_mean
 
 from .files import Finding, check_device_files, check_opencl_drivers, check_vulkan_drivers
 from .report import colored, settings, shows_color, version_of, wrapped

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from dlbridge import ffi
 from dlbridge.core.plugins.registry import backend, backends, owner
 from dlbridge.core.public import public
-from dlbridge.core.values.units import bytes_text, table
+from dlbridge.core.values.text import bytes_text, table
 from dlbridge.errors import BackendUnavailable, Error
 from dlbridge.protocol import Backend, SupportsDeviceInfo
 

@@ -29,7 +29,7 @@ from dlbridge.core.implementation_details.python_api import python_api
 from dlbridge.core.public import public_in
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType, dtype
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 
 from ._lib import C, address, ffi, has, py
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.public import public_in
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 
 from ._lib import C, address, ffi, py
 from .any import (

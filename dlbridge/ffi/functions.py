@@ -13,7 +13,7 @@ from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.core.public import public_in
 from dlbridge.core.tensor.array_tensor import expire_lent
-from dlbridge.core.values.suggestions import did_you_mean
+from dlbridge.core.values.text import did_you_mean
 from dlbridge.errors import ExchangeError
 
 from ._lib import C, address, destructor, ffi, py

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.core.public import public_in
-from dlbridge.core.values.suggestions import did_you_mean
+from dlbridge.core.values.text import did_you_mean
 
 from ._lib import address, ffi, py
 from .calls import ask

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 
 from ._lib import C, address, destructor, ffi, py
 from .any import (

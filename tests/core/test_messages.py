@@ -15,7 +15,7 @@ from peers import peer
 
 import dlbridge as bridge
 from dlbridge.core.plugins.registry import LOADED, _find
-from dlbridge.core.values.suggestions import PACKAGE_NAMES, TENSOR_NAMES
+from dlbridge.core.values.text import PACKAGE_NAMES, TENSOR_NAMES
 
 
 def on(device):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
@@ -14,11 +15,32 @@ from dlbridge.protocol import Allocation, NativeArray, Region, Span
 
 from .devices import PIECE, Slot, bytes_of, one_per_gpu
 from .handles import Handles
-from .native import WebGPUArray
 
-__all__ = ["WebGPU"]
+__all__ = ["WebGPU", "WebGPUArray"]
 
 _STREAMS = StreamRules("WebGPU", default=0, advice="0 or -1")
+
+
+@dataclass(frozen=True, eq=False)
+class WebGPUArray:
+    """Elements in a ``wgpu.GPUBuffer``; *offset* and *strides* are in bytes.
+
+    It keeps *owner* alive. Work on the queue of its *device* comes in turn with dlbridge's work.
+    """
+
+    buffer: Any
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int = 0
+    strides: tuple[int, ...] | None = None
+    readonly: bool = False
+    owner: object = field(default=None, repr=False)
+    device: Any = None
+
+    def described(self, device_id: int, data: int, readonly: bool = False) -> NativeArray:
+        """What ``from_native`` returns; with *readonly* the buffer itself must not be written."""
+        layout = self.offset, self.dtype, self.shape, self.strides
+        return NativeArray(device_id, data, *layout, self.readonly or readonly, owner=self)
 
 
 class WebGPU(Devices, ThroughHost):

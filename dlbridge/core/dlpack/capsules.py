@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.implementation_details.python_api import address_in, immortal, python_api
 from dlbridge.core.values.layout import MAX_NBYTES
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
 
 from .structs import (

@@ -20,7 +20,7 @@ from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import wrap_array
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 from dlbridge.errors import BackendUnavailable, ExchangeError, FileError
 
 from . import npy, safetensors

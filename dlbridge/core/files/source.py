@@ -17,7 +17,7 @@ from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import CPU
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 from dlbridge.errors import FileError
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU, Device, DLDeviceType, plain_number
 from dlbridge.core.values.dtypes import check
 from dlbridge.core.values.layout import MAX_NBYTES
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
 
 if TYPE_CHECKING:

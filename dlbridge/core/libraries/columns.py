@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.interfaces.arrow import ARROW_TYPES, pyarrow_class
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
 
 from .library import HOST_ONLY, Library, origin_of

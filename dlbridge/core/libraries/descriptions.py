@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.values.devices import DLDeviceType
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
 
 from .library import ALL_HOST, FLOAT8, HOST_ONLY, INTEGERS, NUMPY_TYPES, Library, origin_of

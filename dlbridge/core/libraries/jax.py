@@ -13,7 +13,7 @@ from dlbridge.core.tensor.memory import NATIVE_DTYPES, native_dtypes
 from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.subbyte import unpack_bits
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
 
 from .library import FLOAT8, NUMPY_TYPES, Library, origin_of

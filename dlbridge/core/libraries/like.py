@@ -18,7 +18,7 @@ from dlbridge.core.tensor.operand import operand_of, require_compact
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import is_compact
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
 
 from .descriptions import SMALL, to_native as native_object

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from dlbridge.core.plugins.registry import HINTS, owner
-from dlbridge.core.values.suggestions import did_you_mean, with_article
+from dlbridge.core.values.text import did_you_mean, with_article
 from dlbridge.errors import BackendError
 
 from .descriptions import SMALL

@@ -17,7 +17,7 @@ from dlbridge.core.tensor.array_tensor import (
 from dlbridge.core.tensor.memory import carrier_dtype, native_dtypes
 from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.core.values.dtypes import dtype as as_dtype
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
 
 from .library import FLOAT8, NUMPY_TYPES, Library, origin_of

@@ -20,7 +20,7 @@ from dlbridge.core.public import public
 from dlbridge.core.tensor.operand import require_compact
 from dlbridge.core.tensor.tensor import TRACES
 from dlbridge.core.values.devices import CPU, Device
-from dlbridge.core.values.units import bytes_text, table
+from dlbridge.core.values.text import bytes_text, table
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
 if TYPE_CHECKING:

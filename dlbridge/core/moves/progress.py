@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from dlbridge.core.values.units import bytes_text
+from dlbridge.core.values.text import bytes_text
 
 if TYPE_CHECKING:
     from .within_host import Progress

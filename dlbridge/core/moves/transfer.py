@@ -27,7 +27,7 @@ from dlbridge.core.tensor.tensor import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.subbyte import pack_bits
-from dlbridge.core.values.suggestions import with_article
+from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
 from dlbridge.protocol import ExportedMemory, Span
 

@@ -10,7 +10,7 @@ from dlbridge.core.plugins import registry
 from dlbridge.core.plugins.registry import LOADED, Plugin, backends, plugin_named
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, UnknownName, device as _device, split, type_names
-from dlbridge.core.values.suggestions import did_you_mean
+from dlbridge.core.values.text import did_you_mean
 from dlbridge.errors import BackendUnavailable, DeviceLost, DeviceNotFound, Error, ExchangeError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import increment_references
 from dlbridge.core.public import public, typed
 from dlbridge.core.values.devices import type_names
-from dlbridge.core.values.suggestions import did_you_mean
+from dlbridge.core.values.text import did_you_mean
 from dlbridge.errors import BackendError, BackendUnavailable, DeviceError, DeviceMemoryError, Error
 from dlbridge.kit.resources import in_child, shared_lock
 from dlbridge.protocol import Allocation, Backend, ExportedMemory, Facts, NativeArray, Span

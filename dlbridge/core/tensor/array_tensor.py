@@ -13,7 +13,7 @@ from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.dtypes import DLDataTypeCode, DType, from_numpy
 from dlbridge.core.values.layout import reach, why_impossible
-from dlbridge.core.values.suggestions import WithAbsentNames, with_article
+from dlbridge.core.values.text import WithAbsentNames, with_article
 from dlbridge.errors import ExchangeError
 
 from .memory import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import NUMPY_OWN
-from dlbridge.core.values.suggestions import TENSOR_NAMES, Absent, WithAbsentNames
+from dlbridge.core.values.text import TENSOR_NAMES, Absent, WithAbsentNames
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import Owner
 

@@ -17,7 +17,7 @@ from dlbridge.core.public import OpenEnum, Value, public
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import ADDRESS_DEVICES, HOST_DEVICES
 
-from .suggestions import with_article
+from .text import with_article
 
 if TYPE_CHECKING:
     from dlbridge.typing import DeviceLike

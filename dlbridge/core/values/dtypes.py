@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dlbridge.core.public import OpenEnum, Value, public
 from dlbridge.errors import ExchangeError
 
-from .suggestions import DTYPE_NAMES, Absent, WithAbsentNames, did_you_mean, with_article
+from .text import DTYPE_NAMES, Absent, WithAbsentNames, did_you_mean, with_article
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

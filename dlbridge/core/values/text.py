@@ -1,4 +1,7 @@
-"""Suggestions for names that are spelled wrongly, or that other libraries have."""
+"""Text for people: articles, numbers of bytes, tables, and what to write for a name.
+
+The name is one that is spelled wrongly, or one that other libraries have.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,33 @@ def with_article(name: str) -> str:
 
 
 _VOWEL_SOUND = re.compile(r"a|e|i|o(?!ne)|x|ml|un(?!i)|up", re.IGNORECASE)
+
+
+def bytes_text(count: int) -> str:
+    """``"512 bytes"``, ``"1.5 MiB"``."""
+    if count < 10_000:
+        return f"{count} bytes"
+    size = count / 1024
+    for unit in ("KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def table(title: str, head: tuple[str, ...] = (), rows: Iterable[tuple[object, ...]] = ()) -> str:
+    """*title*, and a table of *rows* whose columns *head* names, as HTML."""
+    from html import escape  # for notebooks only
+
+    def line(tag: str, cells: tuple[object, ...]) -> str:
+        return "".join([f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells])
+
+    lines = [line("th", head), *(line("td", row) for row in rows)] if head else []
+    body = "".join([f"<tr>{cells}</tr>" for cells in lines])
+    return f"<p>{escape(title)}</p>" + (f"<table>{body}</table>" if body else "")
+
+
+# Names that others have, and what to write ------------------------------------------
 
 
 def _by_name(groups: dict[str, str]) -> dict[str, str]:
