@@ -19,7 +19,7 @@ from dlbridge.core.implementation_details.handlers import (
     raise_when_dropped,
     unless_handler,
 )
-from dlbridge.core.libraries.library import NUMPY_TYPES, origin_of
+from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.plugins.contract import parameters_of
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.plugins.streams import current_use, wait
@@ -28,6 +28,7 @@ from dlbridge.core.tensor.array_tensor import make_tensor, wrap_plain
 from dlbridge.core.tensor.exchange import bind
 from dlbridge.core.tensor.memory import Memory, carrier
 from dlbridge.core.values.devices import CPU, Device, DLDeviceType
+from dlbridge.core.values.dtypes import NUMPY_OWN
 from dlbridge.core.values.layout import reach, why_impossible
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
@@ -154,7 +155,7 @@ def from_blob(
     end = count if steps is None else sum(map(mul, extents, steps))  # no element is behind that
     plain = (  # what nothing can be wrong with, seen at a glance
         where is CPU
-        and kind.name in NUMPY_TYPES
+        and kind.name in NUMPY_OWN
         and 0 <= byte_offset < _FAR
         and _PAGE <= address < _FAR
         and not (address + byte_offset) % _ALIGNED
@@ -346,20 +347,16 @@ def _kind_of_cffi(ctype: Any) -> tuple[bool, bool, _Element | None]:
     """Whether a type of cffi is a pointer or an array, and which; what it points to."""
     if ctype.kind not in ("pointer", "array"):
         return False, False, None
-    return True, ctype.kind == "array", _element_of_cffi(ctype)
-
-
-def _element_of_cffi(ctype: Any) -> _Element | None:
-    item = ctype.item
+    is_array, item = ctype.kind == "array", ctype.item
     while item.kind == "array":
         item = item.item
     if item.kind not in ("primitive", "enum", "pointer"):
-        return None
+        return True, is_array, None
     name, bits = item.cname.removeprefix("_cffi_"), 8 * ffi.sizeof(item)
     if name.endswith("_complex_t"):  # _cffi_float_complex_t: the two parts have a half each
         bits >>= 1
     is_float = item.kind == "primitive" and name.startswith(("float", "double", "long double"))
-    return None if bits == 8 else (name, bits, is_float)
+    return True, is_array, None if bits == 8 else (name, bits, is_float)
 
 
 @lru_cache(maxsize=64)

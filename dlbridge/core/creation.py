@@ -342,17 +342,16 @@ def empty_like(
     >>> t.shape, t.dtype, t.device
     ((2, 3), dlbridge.dtype('int16'), dlbridge.device('cpu:0'))
     """
-    model = _model(x)
-    return empty(
-        model.shape,
-        model.dtype if dtype is None else dtype,
-        model.device if device is None else device,
-        alignment=alignment,
-    )
+    return empty(*_facts_of(x, dtype, device), alignment=alignment)
 
 
-def _model(x: ArrayLike) -> Tensor:
-    return x if isinstance(x, Tensor) else asarray(x)
+def _facts_of(
+    x: ArrayLike, dtype: DTypeLike | None, device: DeviceLike | None
+) -> tuple[tuple[int, ...], DTypeLike, DeviceLike]:
+    """The shape of *x*, and its dtype and device where they are None."""
+    model = x if isinstance(x, Tensor) else asarray(x)
+    kind, where = (model.dtype if dtype is None else dtype), device
+    return model.shape, kind, model.device if where is None else where
 
 
 @public
@@ -459,14 +458,8 @@ def full_like(
     >>> bridge.full_like([1, 2], 9).tolist()
     [9, 9]
     """
-    model = _model(x)
-    return full(
-        model.shape,
-        fill_value,
-        model.dtype if dtype is None else dtype,
-        model.device if device is None else device,
-        alignment=alignment,
-    )
+    shape, kind, where = _facts_of(x, dtype, device)
+    return full(shape, fill_value, kind, where, alignment=alignment)
 
 
 @public

@@ -108,18 +108,25 @@ def _owner_of(legacy: bool) -> tuple[int, int]:
     """
     import numpy as np
 
-    array = np.zeros(1)
-
-    class _Producer:
-        def __dlpack__(self, **_keywords: object) -> Any:
-            return array.__dlpack__(max_version=None if legacy else (1, 0))
-
-        def __dlpack_device__(self) -> tuple[int, int]:
-            return (1, 0)
-
-    producer: Any = _Producer()  # numpy's stubs know less keywords than the standard
+    producer = OneCapsule()
+    producer.capsule = np.zeros(1).__dlpack__(max_version=None if legacy else (1, 0))
     owner = np.from_dlpack(producer).base
     return _get_name_address(owner), get_destructor(owner)
+
+
+class OneCapsule:
+    """A producer of one capsule that is already made, for numpy."""
+
+    __slots__ = ("capsule",)
+
+    capsule: Any
+
+    def __dlpack__(self, **_keywords: Any) -> Any:
+        return self.capsule
+
+    if TYPE_CHECKING:  # numpy does not ask
+
+        def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
 def open_capsule(capsule: object) -> ManagedTensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from dlbridge.core.dlpack.exports import check_copy
@@ -583,7 +582,7 @@ def _copied(way: _Way, reason: str, report: Report) -> Tensor:
     entry, target = way.entry, way.target
     way.source.check_size()
     tensor = allocate(target, entry.dtype, way.shape, padded=entry.padded)
-    fill = _Reader(way.source, entry).fill
+    fill = _reader(way.source, entry)
     if target.is_host:
         _fill_host(fill, packed_bytes(operand_of(tensor)), report)
     elif not why_no_host_view(operand_of(tensor)):
@@ -595,33 +594,34 @@ def _copied(way: _Way, reason: str, report: Report) -> Tensor:
     return tensor
 
 
-class _Reader:
-    """The bytes of a tensor in order; those of a compressed member are unpacked."""
+UNPACKED = 1 << 20
+"""Bytes that zipfile makes at once."""
 
-    CHUNK = 1 << 20  # of bytes that zipfile makes at once
 
-    def __init__(self, source: Source, entry: Entry) -> None:
-        self.where = f"{source.path}: member {entry.member!r}"
-        self.open = partial(npy.open_member if entry.member else _open, source, entry)
-        self.chunk = self.CHUNK if entry.member else PIECE
-        self.stream: Any = None
+def _reader(source: Source, entry: Entry) -> Callable[[memoryview], None]:
+    """What fills memory with the next bytes of a tensor, FileError if the file has them not.
 
-    def fill(self, into: memoryview) -> None:
-        """Fill *into* with the next bytes; FileError if the file does not have them."""
+    Those of a compressed member are unpacked.
+    """
+    chunk = UNPACKED if entry.member else PIECE
+    stream: Any = None
+
+    def fill(into: memoryview) -> None:
+        nonlocal stream
         try:
-            self.stream = self.stream or self.open()
-            for start in range(0, len(into), self.chunk):
-                part = into[start : start + self.chunk]
-                if self.stream.readinto(part) != len(part):
+            if stream is None and entry.member:
+                stream = npy.open_member(source, entry)
+            elif stream is None:
+                stream = source.stream()
+                stream.seek(entry.offset)
+            for start in range(0, len(into), chunk):
+                part = into[start : start + chunk]
+                if stream.readinto(part) != len(part):
                     raise EOFError("it ends too early")
         except Exception as exc:
-            refuse(exc, f"{self.where} cannot be unpacked")
+            refuse(exc, f"{source.path}: member {entry.member!r} cannot be unpacked")
 
-
-def _open(source: Source, entry: Entry) -> Any:
-    stream = source.stream()
-    stream.seek(entry.offset)
-    return stream
+    return fill
 
 
 def _fill_host(fill: Callable[[memoryview], None], into: memoryview, report: Report) -> None:

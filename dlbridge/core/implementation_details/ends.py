@@ -49,17 +49,17 @@ def at_exit(function: Ending) -> Ending:
 _LONGEST_WAIT = 2.0  # seconds; a driver that does not return must not keep the process
 
 
-def end_finalizers(*classes: type) -> None:
+def end_finalizers(*classes: Any) -> None:
     """Let the ``__del__`` of *classes* do nothing from now on; wait for those that run.
 
     For the exit of the process. A daemon thread that waits for the GIL when Python
     ends is ended there (CPython before 3.14). If a destructor of C++ has called the
     ``__del__``, that aborts the process; so no bytecode of it may be running then.
     """
-    codes = {_code_of(cls) for cls in classes}
+    codes: set[CodeType] = {cls.__del__.__code__ for cls in classes}
     nothing: Any = object.__hash__  # any method of C
     for cls in classes:
-        cls.__del__ = nothing  # type: ignore[attr-defined]  # object has none
+        cls.__del__ = nothing
     wait_for(codes)
 
 
@@ -69,11 +69,6 @@ def wait_for(codes: set[CodeType]) -> None:
     end = time.monotonic() + _LONGEST_WAIT
     while time.monotonic() < end and not running.isdisjoint(_frames_of_other_threads()):
         time.sleep(0.001)
-
-
-def _code_of(cls: Any) -> CodeType:
-    code: CodeType = cls.__del__.__code__
-    return code
 
 
 def _frames_of_other_threads() -> Iterator[FrameType]:

@@ -246,8 +246,7 @@ def from_cuda_array_interface(
         raise TypeError(f"{type(x).__qualname__} has no __cuda_array_interface__")
     said = parse(interface, dtype)
     device = _locate(said.data, type(x).__module__)
-    origin = f"{type(x).__module__}.{type(x).__qualname__}"
-    memory = Memory(device, said.data, origin, x if owner is None else owner)
+    memory = Memory(device, said.data, origin_of(x), x if owner is None else owner)
     tensor = make_tensor(memory, 0, said.dtype, said.shape, said.strides, readonly=said.readonly)
     if sync and said.stream is not None and said.data and switch(SYNC, default=True):
         wait(device, said.stream)

@@ -11,12 +11,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.core.dlpack.capsules import (
-    Readable,
-    open_capsule,
-    readable_by_numpy,
-    restore,
-)
+from dlbridge.core.dlpack.capsules import OneCapsule, open_capsule, readable_by_numpy, restore
 from dlbridge.core.dlpack.exports import (
     check_copy,
     check_device,
@@ -64,7 +59,9 @@ def import_producer(x: Any, target: Device | None, copy: bool | None, stream: An
         traits.library.refuse(x)
     if traits.is_numpy:
         check_host_stream(stream)
-        return wrap_array(_plain_array(x))
+        import numpy as np
+
+        return wrap_array(np.ndarray.view(x, np.ndarray))  # of a subclass: memmap, recarray
     if traits.table is not None and target is None and copy is not False:
         try:
             return _import_by_table(traits.table, x, stream)
@@ -110,8 +107,7 @@ def import_from_host(x: Any) -> Tensor:
     except unless_handler(BufferError, RuntimeError, TypeError, ValueError):
         pass
     else:
-        readable = readable_by_numpy(capsule, traits.library.immutable, traits.library.new_structs)
-        tensor = None if readable is None else _by_numpy(capsule, readable, type(x))
+        tensor = _by_numpy(capsule, traits.library, cls)
         if tensor is not None:
             return tensor
     return import_producer(x, None, None, None)
@@ -227,8 +223,7 @@ def _import_by_method(
     capsule = _call(x, streams, wanted, source)
     # Numpy keeps nothing but the capsule's struct, and reads memory of the CPU only.
     if source is CPU and not traits.library.lends:
-        readable = readable_by_numpy(capsule, traits.library.immutable, traits.library.new_structs)
-        tensor = None if readable is None else _by_numpy(capsule, readable, type(x))
+        tensor = _by_numpy(capsule, traits.library, type(x))
         if tensor is not None:
             return tensor
     try:
@@ -251,28 +246,20 @@ def _named(exc: ExchangeError, x: Any) -> ExchangeError:
     return ExchangeError(f"the tensor of {origin_of(x)}: {exc}")
 
 
-class _Once:
-    """A producer of one capsule that is already made, for numpy."""
-
-    __slots__ = ("capsule",)
-
-    capsule: Any
-
-    def __dlpack__(self, **_keywords: Any) -> Any:
-        return self.capsule
-
-
-def _by_numpy(capsule: Any, readable: Readable, cls: type) -> Tensor | None:
+def _by_numpy(capsule: Any, library: Library, cls: type) -> Tensor | None:
     """The Tensor of a capsule that numpy's C code consumes, five times as fast as our own.
 
-    None if numpy refuses it: our own check says what is wrong.
+    None if numpy cannot, or refuses it: our own check says what is wrong.
     """
+    readable = readable_by_numpy(capsule, library.immutable, library.new_structs)
+    if readable is None:
+        return None
     import numpy as np
 
-    once = _Once()
-    once.capsule = capsule
+    producer = OneCapsule()
+    producer.capsule = capsule
     try:
-        array = np.from_dlpack(once)
+        array = np.from_dlpack(producer)
     except unless_handler(ValueError, RuntimeError):  # it is still in the capsule
         restore(readable)
         return None
@@ -346,13 +333,6 @@ def _has_numpys_method(cls: type) -> bool:
         and issubclass(cls, array)
         and (getattr(cls, "__dlpack__", None) is array.__dlpack__)
     )
-
-
-def _plain_array(x: Any) -> Any:
-    """*x*, of a subclass of numpy's array (memmap, recarray), as numpy's own array."""
-    import numpy as np
-
-    return np.ndarray.view(x, np.ndarray)
 
 
 # Out --------------------------------------------------------------------------

@@ -34,7 +34,6 @@ from dlbridge.core.implementation_details.python_api import (
     immortal,
     increment_references,
     object_at,
-    python_api,
 )
 from dlbridge.core.moves.transfer import allocate, copy_of
 from dlbridge.core.plugins.streams import current_stream
@@ -236,11 +235,7 @@ def _taker(make: Callable[[Tensor], object]) -> Any:
     return c_callback("int(intptr_t, void **)", undo=_leave_to_caller)(take)
 
 
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-_managed_tensor_to_py_object = _taker(_itself)
+_managed_tensor_to_py_object = _taker(lambda tensor: tensor)
 
 
 @c_callback("int(intptr_t, DLTensor *)")
@@ -346,11 +341,8 @@ def _filled(export: Any, take: Any, borrow: Any) -> Any:
     ):
         kind = ffi.typeof(getattr(table, field))
         setattr(table, field, ffi.cast(kind, ffi.cast("uintptr_t", function)))
-    new = python_api(
-        "PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
-    )
     address, name = (int(ffi.cast("uintptr_t", pointer)) for pointer in (table, _name))
-    return immortal(new(address, name, None))
+    return immortal(new_capsule(address, name, None))
 
 
 # The status of a callback that has failed -----------------------------------------

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.values.devices import DLDeviceType
+from dlbridge.core.values.dtypes import NUMPY_OWN
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
 
-from .library import ALL_HOST, FLOAT8, HOST_ONLY, INTEGERS, NUMPY_TYPES, Library, origin_of
+from .library import ALL_HOST, FLOAT8, HOST_ONLY, INTEGERS, PACKED, Library, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,11 +31,10 @@ _METAL = DLDeviceType.kDLMetal
 
 _PLAIN = frozenset({"bool", "float32", "float64"}) | INTEGERS
 _COMPLEX = frozenset({"complex64", "complex128"})
-_PACKED = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
 _SMALL_FLOATS = frozenset(
     {"float16", "bfloat16", "float8_e3m4", "float8_e4m3", "float6_e2m3fn", "float6_e3m2fn"}
 )
-_ONE_LANE = _PLAIN | _COMPLEX | _PACKED | FLOAT8 | _SMALL_FLOATS
+_ONE_LANE = _PLAIN | _COMPLEX | PACKED | FLOAT8 | _SMALL_FLOATS
 
 
 def to_native(tensor: Tensor) -> Any:
@@ -311,7 +311,7 @@ SMALL = {
             make="tensorflow:experimental.dlpack.from_dlpack",
             takes="capsule",
             compact_only=True,
-            types=NUMPY_TYPES | {"bfloat16"},
+            types=NUMPY_OWN | {"bfloat16"},
             device_types=frozenset({_CPU, _CUDA}),
         ),
         Library(
@@ -418,7 +418,7 @@ SMALL = {
             lends=True,
             make=_to_onnxruntime,
             compact_only=True,
-            types=_PLAIN | {"float16", "bfloat16", *_PACKED, *FLOAT8},
+            types=_PLAIN | {"float16", "bfloat16", *PACKED, *FLOAT8},
             device_types=frozenset({_CPU, _CUDA}),
         ),
         Library(

@@ -11,12 +11,12 @@ from dlbridge.core.interfaces.dlpack import import_from_host, import_producer
 from dlbridge.core.tensor.array_tensor import wrap_array, wrap_plain, writable
 from dlbridge.core.tensor.memory import NATIVE_DTYPES, native_dtypes
 from dlbridge.core.values.devices import DLDeviceType
-from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.dtypes import NUMPY_OWN, dtype as as_dtype
 from dlbridge.core.values.subbyte import unpack_bits
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
 
-from .library import FLOAT8, NUMPY_TYPES, Library, origin_of
+from .library import FLOAT8, PACKED, Library, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ def _type_refused(dtype: Any) -> str:
     name = str(dtype)
     if name.startswith("key<"):
         return "of random keys has no plain memory; pass jax.random.key_data(x)"
-    if name in _SUBBYTE and name != "float4_e2m1fn":
+    if name in PACKED and name != "float4_e2m1fn":
         return (
             f"of {name} is not exported by jax; pass numpy.asarray(x), which is a copy, or "
             "x.astype('int8')"
@@ -116,7 +116,7 @@ def _make(tensor: Tensor) -> Any:
     """``jax.Array``."""
     import jax.dlpack
 
-    if tensor.dtype.name in _SUBBYTE:  # it takes none by DLPack, and those of ml_dtypes by a copy
+    if tensor.dtype.name in PACKED:  # it takes none by DLPack, and those of ml_dtypes by a copy
         if tensor.is_padded:
             return jax.numpy.array(tensor.numpy())
         codes = unpack_bits(tensor.tobytes(), tensor.dtype, tensor.size)
@@ -133,7 +133,7 @@ def _check(tensor: Tensor, device: Device) -> None:
 
     And for elements below a byte that are not the host's.
     """
-    if tensor.dtype.name in _SUBBYTE and not device.is_host:
+    if tensor.dtype.name in PACKED and not device.is_host:
         raise ExchangeError(
             f"jax takes elements of {tensor.dtype} from the host only; "
             "dlbridge.to_device(t, 'cpu', like='jax') brings them there"
@@ -151,8 +151,6 @@ def _check(tensor: Tensor, device: Device) -> None:
         )
 
 
-_SUBBYTE = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
-
 # jax never writes into memory that it was given, donated or not.
 LIBRARY = Library(
     "jax",
@@ -163,11 +161,11 @@ LIBRARY = Library(
     immutable=True,
     make=_make,
     check=_check,
-    types=NUMPY_TYPES
+    types=NUMPY_OWN
     | FLOAT8
-    | _SUBBYTE
+    | PACKED
     | {"bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"},
-    copied_types=_SUBBYTE,
+    copied_types=PACKED,
     keeps_readonly=True,
     compact_only=True,
     any_order=True,

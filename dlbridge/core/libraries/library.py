@@ -21,10 +21,10 @@ ALL_HOST: frozenset[int] = HOST_ONLY | {
 }
 
 INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+PACKED = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
 FLOAT8 = frozenset(
     f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
 )
-NUMPY_TYPES = INTEGERS | {"bool", "float16", "float32", "float64", "complex64", "complex128"}
 
 
 @public

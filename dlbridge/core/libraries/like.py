@@ -230,12 +230,9 @@ def _always_copies(library: Library, tensor: Tensor) -> bool:
 
 
 def _is_compact(library: Library, tensor: Tensor) -> bool:
-    if library.any_order:
-        return _is_permuted_compact(tensor.shape, tensor.strides)
-    return tensor.is_contiguous()
-
-
-def _is_permuted_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    if not library.any_order:
+        return tensor.is_contiguous()
+    shape, strides = tensor.shape, tensor.strides
     order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], -shape[axis]))
     return is_compact([shape[axis] for axis in order], [strides[axis] for axis in order])
 

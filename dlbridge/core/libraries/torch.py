@@ -16,11 +16,11 @@ from dlbridge.core.tensor.array_tensor import (
 )
 from dlbridge.core.tensor.memory import carrier_dtype, native_dtypes
 from dlbridge.core.values.devices import DLDeviceType
-from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.dtypes import NUMPY_OWN, dtype as as_dtype
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
 
-from .library import FLOAT8, NUMPY_TYPES, Library, origin_of
+from .library import FLOAT8, Library, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,14 +170,7 @@ def _types_of_numpy(torch: Any) -> set[Any]:
     return {getattr(torch, name) for name in names if hasattr(torch, name)}
 
 
-_NOT_IN_NUMPY = (
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-)
+_NOT_IN_NUMPY = ("bfloat16", *FLOAT8)
 """Types of torch, one element in each item, that numpy does not have."""
 
 
@@ -231,8 +224,6 @@ _DEVICES = frozenset(
     }
 )
 
-_TYPES = NUMPY_TYPES | FLOAT8 | {"bfloat16", "complex32", "float4_e2m1fn_x2"}
-
 
 def _check(_tensor: Tensor, device: Device) -> None:
     """Raise ExchangeError for the device type that torch has only with a package for it."""
@@ -249,33 +240,29 @@ def _check(_tensor: Tensor, device: Device) -> None:
         )
 
 
-READONLY = Library(
+# torch 2.13 aborts the process on negative strides.
+_ANY = Library(
     "torch",
-    ("torch.utils.dlpack.ReadOnlyTensorWrapper",),
     refuse=_refuse,
-    new_structs=True,
-    make=_make_readonly,
     check=_check,
-    keeps_readonly=True,
+    new_structs=True,
     keeps_types=True,
-    types=_TYPES,
+    types=NUMPY_OWN | FLOAT8 | {"bfloat16", "complex32", "float4_e2m1fn_x2"},
     device_types=_DEVICES,
+)
+
+READONLY = _ANY._replace(
+    arrays=("torch.utils.dlpack.ReadOnlyTensorWrapper",),
+    make=_make_readonly,
+    keeps_readonly=True,
 )
 """torch's class for memory that must not be written (torch 2.15), which `like=` may name."""
 
-# torch 2.13 aborts the process on negative strides.
-LIBRARY = Library(
-    "torch",
-    ("torch.Tensor",),
+LIBRARY = _ANY._replace(
+    arrays=("torch.Tensor",),
     special=(READONLY,),
-    refuse=_refuse,
     importer=_importer,
     on_host=attrgetter("is_cpu"),
     as_numpy=_as_numpy,
     of_numpy=_of_numpy,
-    check=_check,
-    new_structs=True,
-    keeps_types=True,
-    types=_TYPES,
-    device_types=_DEVICES,
 )

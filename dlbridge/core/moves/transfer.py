@@ -120,18 +120,6 @@ def check_alignment(value: Any) -> int:
     return alignment
 
 
-def import_from_device(tensor: Tensor, operand: Operand, target: Device) -> tuple[Memory, int]:
-    """The memory of *operand* under *target*, and the offset of its `data` in it.
-
-    The work on it is done on return; *tensor* lives as long as the import.
-    """
-    source, viewed = operand.device, operand.memory
-    assert viewed is not None  # only the CPU has such operands
-    finish(plugin_of(source), source, access(viewed))
-    origin = f"{source} memory of {tensor.origin}"
-    return import_memory(target, export_memory(source, operand.data), origin, tensor)
-
-
 def export_memory(device: Device, data: int) -> ExportedMemory:
     """What the backend of *device* exports for its memory *data*; its owner closes it."""
     plugin = plugin_of(device)
@@ -293,7 +281,12 @@ def _host_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) 
 
 
 def _memory_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
-    memory, offset = import_from_device(tensor, operand, target)
+    """The memory of another backend's device in place; the work on it is done on return."""
+    source, viewed = operand.device, operand.memory
+    assert viewed is not None  # only the CPU has such operands
+    finish(plugin_of(source), source, access(viewed))
+    origin = f"{source} memory of {tensor.origin}"
+    memory, offset = import_memory(target, export_memory(source, operand.data), origin, tensor)
     return _same_layout(operand, memory, offset + operand.byte_offset)
 
 

@@ -267,7 +267,9 @@ def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
         return owner(name), lambda: _registered[name]
     found = _entry_points().get(name, [])
     if name == BUILT_IN and not found:
-        return owner(name), _built_in
+        from .cpu import CPU
+
+        return owner(name), lambda: CPU
     if not found:
         hint = f"; try: {HINTS[name]}" if name in HINTS else did_you_mean(name, backends())
         if name == "metal":
@@ -289,12 +291,6 @@ def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
     if len(found) + (name == BUILT_IN) > 1:
         raise BackendError(f"{owner(name)} both provide {name!r}; uninstall all but one")
     return _distribution(found[0]), found[0].load
-
-
-def _built_in() -> type[Backend]:
-    from .cpu import CPU
-
-    return CPU
 
 
 def _allowed(name: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import operator
 import os
 import stat
 import sys
@@ -248,7 +249,7 @@ def receive_descriptor(block: Block, detach: Callable[[], int], what: str) -> No
     from multiprocessing import AuthenticationError
 
     try:
-        block.descriptor.extend(map(_call, [detach]))
+        block.descriptor.extend(map(operator.call, [detach]))
         os.set_inheritable(block.fileno(), False)
     except (OSError, EOFError, RuntimeError, AuthenticationError) as exc:
         raise ExchangeError(
@@ -257,10 +258,6 @@ def receive_descriptor(block: Block, detach: Callable[[], int], what: str) -> No
             "by one multiprocessing (the same authkey), and this one must be allowed to open one "
             "more file (ulimit -n)"
         ) from exc
-
-
-def _call(detach: Callable[[], int]) -> int:
-    return detach()
 
 
 def _check(file: SharedFile) -> None:

@@ -213,17 +213,8 @@ def _new_block(
 # Passed on ---------------------------------------------------------------------------
 
 
-class _Sender:
-    """The process in which multiprocessing hands out our descriptors; None before the first."""
-
-    pid: int | None = None
-
-    def begin_anew(self) -> None:
-        """Forget it: multiprocessing has started this process, by a fork."""
-        self.pid = None
-
-
-_sender = _Sender()
+_senders: set[int] = set()
+"""The process in which multiprocessing hands out our descriptors; empty before the first."""
 
 
 @cache
@@ -232,8 +223,7 @@ def _register() -> None:
     from multiprocessing.reduction import ForkingPickler
     from multiprocessing.util import register_after_fork
 
-    register_after_fork(_sender, _Sender.begin_anew)
-
+    register_after_fork(_senders, set.clear)  # multiprocessing has started that process itself
     reducers: dict[type, Callable[[Any], Any]] = {
         SharedFile: _reduce_file,
         DeviceBlock: _reduce_device_block,
@@ -261,13 +251,13 @@ def _duplicate(fd: int) -> Any:
     """What multiprocessing makes a descriptor of the receiver's of."""
     from multiprocessing.reduction import DupFd
 
-    if _sender.pid not in (None, os.getpid()):  # the receiver would wait for ever
+    if _senders - {os.getpid()}:  # the receiver would wait for ever
         raise ExchangeError(
             "this process was forked, and not by multiprocessing: its thread that hands out "
             "descriptors is missing here; start processes by multiprocessing, or send a copy: "
             "to_device(t, t.device, copy=True)"
         )
-    _sender.pid = os.getpid()
+    _senders.add(os.getpid())
     duplicate: Any = DupFd
     return duplicate(fd)
 

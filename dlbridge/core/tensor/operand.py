@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
@@ -288,12 +289,5 @@ def host_array(operand: Operand) -> np.ndarray[Any, Any]:
         raw = f"|V{dtype.itemsize}"
         # numpy 2.1.0 crashes on raw elements without a descr.
         interface.update(shape=operand.shape, typestr=raw, strides=steps, descr=[("", raw)])
-    return np.asarray(_Raw(interface, operand))
-
-
-class _Raw:
-    """The object that numpy takes raw host memory from; it keeps the operand."""
-
-    def __init__(self, interface: dict[str, Any], operand: Operand) -> None:
-        self.__array_interface__ = interface
-        self.operand = operand
+    holder: Any = SimpleNamespace(__array_interface__=interface, operand=operand)  # it is kept
+    return np.asarray(holder)

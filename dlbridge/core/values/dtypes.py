@@ -445,8 +445,9 @@ def _from_name(text: str) -> DType:
     try:
         theirs = np.dtype(text)
     except (TypeError, ValueError, SyntaxError) as error:
+        usual = [*NUMPY_OWN, *_SMALL_FLOATS, "bfloat16", "int4", "uint4", "float4_e2m1fn"]
         raise TypeError(
-            f"{text!r} is not the name of a dtype{did_you_mean(text, _usual_names())}: the names"
+            f"{text!r} is not the name of a dtype{did_you_mean(text, usual)}: the names"
             " are those of numpy, ml_dtypes and TVM-FFI ('float32', 'bfloat16', 'float8_e4m3fn',"
             " 'int4', 'float32x4')"
         ) from error
@@ -465,11 +466,6 @@ def _no_width(text: str, code: int) -> TypeError:
 
 def _widths_text(code: int) -> str:
     return " or ".join(str(width) for width in sorted(_WIDTHS[code]))
-
-
-def _usual_names() -> list[str]:
-    """The names that somebody may have meant."""
-    return [*NUMPY_OWN, *_SMALL_FLOATS, "bfloat16", "int4", "uint4", "float4_e2m1fn"]
 
 
 def _parse(text: str) -> tuple[int, int, int] | None:
