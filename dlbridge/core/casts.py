@@ -113,24 +113,21 @@ def astype(x: ArrayLike, dtype: DTypeLike, saturate: bool = False) -> Tensor:
     target = as_dtype(dtype)
     check(target.code, target.bits, target.lanes)
     source = tensor.dtype
-    _require_host(tensor, target)
-    lane, new_lane = _lanes(tensor, target)
-    if _is_complex(lane) and not _is_complex(new_lane) and new_lane.name != "bool":
-        _warn(source, target)
-    out = allocate(CPU, target, tensor.shape)
-    if tensor.size:
-        with np.errstate(all="ignore"):
-            _convert(operand_of(tensor), lane, operand_of(out), new_lane, saturate)
-    return out
-
-
-def _require_host(tensor: Tensor, target: DType) -> None:
     if not tensor.device.is_host:
         raise ExchangeError(
             f"astype converts in memory that the host can read, and the tensor is on "
             f"{tensor.device}: copy it there, astype(to_device(t, 'cpu'), {target.name!r}), "
             "or convert it on the device, with a library that has kernels for it"
         )
+    lane, new_lane = _lanes(tensor, target)
+    if _is_complex(lane) and not _is_complex(new_lane) and new_lane.name != "bool":
+        text = f"astype drops the imaginary parts: {source} to {target}"
+        warnings.warn(text, np.exceptions.ComplexWarning, stacklevel=2)
+    out = allocate(CPU, target, tensor.shape)
+    if tensor.size:
+        with np.errstate(all="ignore"):
+            _convert(operand_of(tensor), lane, operand_of(out), new_lane, saturate)
+    return out
 
 
 def _lanes(tensor: Tensor, target: DType) -> tuple[DType, DType]:
@@ -153,23 +150,13 @@ def _lanes(tensor: Tensor, target: DType) -> tuple[DType, DType]:
         )
     lanes = tuple(DType.of(kind.code, kind.bits) for kind in (source, target))
     for lane in lanes:
-        _require(lane)
+        try:
+            _ = lane.numpy
+        except ExchangeError as exc:
+            raise ExchangeError(
+                f"astype converts the types of numpy and ml_dtypes, and {lane} is none: {exc}"
+            ) from exc
     return lanes[0], lanes[1]
-
-
-def _warn(source: DType, target: DType) -> None:
-    text = f"astype drops the imaginary parts: {source} to {target}"
-    warnings.warn(text, np.exceptions.ComplexWarning, stacklevel=3)
-
-
-def _require(dtype: DType) -> None:
-    """ExchangeError, with the reason, if neither numpy nor ml_dtypes has *dtype*."""
-    try:
-        _ = dtype.numpy
-    except ExchangeError as exc:
-        raise ExchangeError(
-            f"astype converts the types of numpy and ml_dtypes, and {dtype} is none: {exc}"
-        ) from exc
 
 
 # Chunk by chunk ---------------------------------------------------------------------

@@ -23,7 +23,6 @@ from .api import asarray, to_device
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlbridge.core.values.devices import Device
     from dlbridge.core.values.dtypes import DType
     from dlbridge.typing import ArrayLike, DeviceLike, DTypeLike
 
@@ -91,9 +90,14 @@ def empty(
     where = FOUND[device] if type(device) is str and device in FOUND else find_device(device)
     if type(alignment) is not int or alignment != MIN_ALIGNMENT:
         alignment = max(check_alignment(alignment), MIN_ALIGNMENT)
-    if shared:
-        return _empty_shared(where, kind, extents, alignment)
-    return allocate(where, kind, extents, alignment=alignment)
+    if not shared:
+        return allocate(where, kind, extents, alignment=alignment)
+    from dlbridge.core.processes.blocks import PAGE
+    from dlbridge.core.processes.shared_tensors import empty_shared
+
+    if alignment > PAGE:
+        raise ValueError(f"alignment {alignment}: shared memory begins on a page of {PAGE} bytes")
+    return empty_shared(where, kind, extents)
 
 
 def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -114,15 +118,6 @@ def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
             f"shape {extents}: extents are 0 or more and int64, at most {MAX_NDIM} of them"
         )
     return extents
-
-
-def _empty_shared(where: Device, kind: DType, extents: tuple[int, ...], alignment: int) -> Tensor:
-    from dlbridge.core.processes.blocks import PAGE
-    from dlbridge.core.processes.shared_tensors import empty_shared
-
-    if alignment > PAGE:
-        raise ValueError(f"alignment {alignment}: shared memory begins on a page of {PAGE} bytes")
-    return empty_shared(where, kind, extents)
 
 
 @public

@@ -79,8 +79,6 @@ def find_route(x: Any, device: DeviceLike, like: object) -> Route:
     key = None
     if (cls in IMPORTERS or cls in _TENSORS) and _is_kept(device, like):
         key = cls, device, like
-        if key in ROUTES:
-            return ROUTES[key]
     try:
         route = Route(importer, device, like)
     except (Error, ImportError, TypeError, ValueError):

@@ -103,7 +103,7 @@ class OwnExport:
         self._capsule = array.__dlpack__(max_version=DLPACK_VERSION)
         self.managed_address = address_in(self._capsule)  # numpy has made it so
         if image is not None:
-            image.describe(_struct_at(self.managed_address))
+            image.describe(ffi.buffer(self.pointer))
 
     @property
     def pointer(self) -> Any:
@@ -193,11 +193,6 @@ def _at_exit() -> None:
         held: Any = loan
         immortal(held)
         held.struct.deleter = ffi.cast(ffi.typeof(held.struct.deleter), harmless)
-
-
-def _struct_at(address: int) -> Any:
-    """The bytes of the ``DLManagedTensorVersioned`` at *address*."""
-    return ffi.buffer(ffi.cast(VERSIONED_POINTER, address))
 
 
 class Image:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
+import numpy as np
+
 from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.libraries.like import as_library
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn, Unpack
 
-    import numpy as np
     import torch
 
     from dlbridge.core.tensor.operand import Operand
@@ -632,8 +633,6 @@ def _fill_host(fill: Callable[[memoryview], None], into: memoryview, report: Rep
 
 
 def _fill_staged(fill: Callable[[memoryview], None], target: Operand, report: Report) -> None:
-    import numpy as np
-
     buffer = np.empty(min(STAGED, target.nbytes), "u1")
     for start in range(0, target.nbytes, STAGED):
         part = buffer[: target.nbytes - start]

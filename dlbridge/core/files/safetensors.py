@@ -19,8 +19,6 @@ from .source import DAMAGED, Entry, check_names, count_bytes, refuse
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dlbridge.core.values.dtypes import DType
-
     from .source import Source
 
 MAX_HEADER = 100_000_000
@@ -55,7 +53,8 @@ _NAMES = {
     "F6_E3M2": "float6_e3m2fn",
     "F4": "float4_e2m1fn",
 }
-_STORED = {ours: theirs for theirs, ours in _NAMES.items()}
+STORED = {ours: theirs for theirs, ours in _NAMES.items()}
+"""The format's names of dtypes, by ours."""
 
 
 def is_safetensors(first: bytes, size: int) -> bool:
@@ -177,11 +176,6 @@ def _check_order(path: str, entries: list[Entry], begin: int, size: int) -> None
 
 
 # Out -------------------------------------------------------------------------------
-
-
-def stored_type(dtype: DType) -> str | None:
-    """The format's name of *dtype*; None if it has none."""
-    return _STORED.get(dtype.name)
 
 
 def make_header(

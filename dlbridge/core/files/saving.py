@@ -12,6 +12,8 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dlbridge.core.api import asarray, to_device
 from dlbridge.core.moves.copies import bytes_of, copy_elements, packed_bytes
 from dlbridge.core.moves.progress import Tally, reporter
@@ -208,7 +210,7 @@ def _stored(where: str, tensor: Tensor) -> tuple[str, tuple[int, ...]]:
     dtype, shape = tensor.dtype, tensor.shape
     if dtype == "float4_e2m1fn_x2" and shape:  # torch's: two elements of the format in a byte
         return "F4", (*shape[:-1], 2 * shape[-1])
-    stored = safetensors.stored_type(dtype)
+    stored = safetensors.STORED.get(dtype.name)
     if stored is None:
         raise FileError(
             f"{where}: safetensors has no type for {dtype}; save its bytes, as uint8 or an integer "
@@ -359,8 +361,6 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 def _from_device(tensor: Tensor) -> Iterator[memoryview]:
     """The bytes of compact memory that the host does not read."""
-    import numpy as np
-
     operand = operand_of(tensor)
     buffer = np.empty(min(PIECE, operand.nbytes), "u1")
     for start in range(0, operand.nbytes, PIECE):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.implementation_details.handlers import handlers_cause
 from dlbridge.core.implementation_details.python_api import address_of
@@ -23,8 +25,6 @@ from dlbridge.errors import FileError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import NoReturn
-
-    import numpy as np
 
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.dtypes import DType
@@ -146,8 +146,6 @@ class Source:
         if self._mapped is None:
             import mmap
 
-            import numpy as np
-
             # Shared and read-only: no page is ever copied, and other processes have the same ones.
             pages = mmap.mmap(self._file.fileno(), self.size, access=mmap.ACCESS_READ)
             self._mapped = np.frombuffer(pages, "u1")
@@ -173,8 +171,6 @@ class _Content(Source):
         return len(part)
 
     def _map(self) -> np.ndarray[Any, Any]:
-        import numpy as np
-
         return np.frombuffer(self._content, "u1")
 
 

@@ -130,7 +130,8 @@ class Exporter:
             cls.__as_tensor__ = method  # type: ignore[method-assign]
             for name, of_tensor in _OF_THE_TENSOR.items():
                 _, found = _first(cls, name)
-                if name not in vars(cls) and _is_ours(name, found):
+                ours = isinstance(found, MethodProperty) or found is vars(Exporter)[name]
+                if name not in vars(cls) and ours:
                     getter = attrgetter(f"{tensor}.{of_tensor}")
                     setattr(cls, name, _FirstExport(cls, name, getter))
         giver, _ = _first(cls, "__as_tensor__")
@@ -209,10 +210,6 @@ def _first(cls: type, name: str) -> tuple[type | None, object]:
     """The class that gives *cls* the attribute *name*, and what stands there; None if none does."""
     found = ((each, vars(each)[name]) for each in cls.__mro__ if name in vars(each))
     return next(found, (None, None))
-
-
-def _is_ours(name: str, found: object) -> bool:
-    return isinstance(found, MethodProperty) or found is vars(Exporter)[name]
 
 
 def _stable(x: Exporter) -> Tensor:

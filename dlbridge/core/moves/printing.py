@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.subbyte import unpack_bits
@@ -13,11 +15,10 @@ from dlbridge.errors import ExchangeError
 from .transfer import to_compact_host
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from dlbridge.core.tensor.tensor import Tensor
 
-    Array = np.ndarray[Any, Any]
+
+Array = np.ndarray[Any, Any]
 
 
 def text_of(tensor: Tensor) -> str:
@@ -34,8 +35,6 @@ def text_of(tensor: Tensor) -> str:
 
 
 def _elements(tensor: Tensor) -> str:
-    import numpy as np
-
     options: dict[str, Any] = dict(np.get_printoptions())
     packed = tensor.dtype.is_subbyte and not tensor.is_padded
     if packed and tensor.nbytes > _UNPACKED:
@@ -59,8 +58,6 @@ def _summary(tensor: Tensor, edge: int) -> Array:
     The one in the middle makes the axis long enough for numpy to leave it out, and shows
     that it did: no element of the tensor stands there.
     """
-    import numpy as np
-
     parts = [
         [((0, edge), (0, edge)), ((extent - edge, extent), (edge + 1, 2 * edge + 1))]
         if extent > 2 * edge
@@ -85,8 +82,6 @@ def _host_elements(tensor: Tensor) -> Array:
     dtype = host.dtype
     if dtype.lanes == 1 and (host.is_padded or not dtype.is_subbyte):
         return host.numpy()
-    import numpy as np
-
     shape = (*host.shape, dtype.lanes) if dtype.lanes > 1 else host.shape
     lane = DType.of(dtype.code, dtype.bits, 1)
     raw = host.tobytes()

@@ -19,6 +19,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+import numpy as np
+
 from dlbridge.core.implementation_details.ends import at_exit
 from dlbridge.core.implementation_details.python_api import address_of, increment_references
 from dlbridge.core.moves.transfer import export_memory, import_memory
@@ -33,8 +35,6 @@ from dlbridge.protocol import ExportedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import numpy as np
 
     from dlbridge.core.tensor.operand import Operand
 
@@ -99,8 +99,6 @@ class MappedFile:
     __slots__ = ("__weakref__", "address", "array", "file", "imports", "nbytes", "writable")
 
     def __init__(self, file: SharedFile, writable: bool) -> None:
-        import numpy as np
-
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         more: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
         try:

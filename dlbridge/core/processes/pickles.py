@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.moves.copies import copy_elements, packed_bytes, restore
@@ -41,8 +43,6 @@ def tobytes(tensor: Tensor) -> bytes:
     if operand.device.is_host or operand.nbytes <= SHARED_BYTES:
         return bytes(packed_bytes(operand_of(to_compact_host(tensor))))
     # The device writes into a bytes object that nobody else has seen: there is no other buffer.
-    import numpy as np
-
     raw = bytes(operand.nbytes)
     copy_elements(restore(np.frombuffer(raw, "u1"), operand), operand)
     return raw
@@ -153,8 +153,6 @@ def unpickle(
     raw: Any, dtype: str, shape: tuple[int, ...], device: str, flags: int, owned: bool = False
 ) -> Tensor:
     """The tensor of a pickle; *owned* says that *raw* is bytes that only this tensor has."""
-    import numpy as np
-
     # numpy takes over such bytes as well, from the same length on; shorter ones may be shared.
     if owned and len(raw) <= SHARED_BYTES:
         raw = bytearray(raw)

@@ -38,15 +38,13 @@ def adopt(
     managed: ManagedTensor,
     origin: str,
     *,
-    name: str | None = None,
     immutable: bool = False,
     beside: object = None,
     ordered: tuple[Device, StreamUse] | None = None,
 ) -> Tensor:
     """The Tensor that owns *managed*.
 
-    *origin* says where it came from, as text. *name* is the backend, for a device
-    type that several backends share. *immutable* marks memory as read-only where
+    *origin* says where it came from, as text. *immutable* marks memory as read-only where
     the producer could not say it. *beside* is kept as long as *managed*.
     *ordered* is the device and its stream, on which the producer says that it is ready.
     """
@@ -55,10 +53,10 @@ def adopt(
     if kind == _CPU_TYPE:
         device = CPU
     else:
-        device = Device.of(kind, index, name)
+        device = Device.of(kind, index)
         asked = not device.is_address or kind in CONTEXT_DEVICES
         if asked and 0 not in fields.shape:
-            device, data = bind(device, data, origin, name)
+            device, data = bind(device, data, origin)
     if fields.flags & FLAG_SUBBYTE_PADDED and fields.dtype.bits < 8 and fields.dtype.lanes > 1:
         raise ExchangeError(
             f"padded {fields.dtype} elements: dlpack.h does not say whether each lane is padded; "
@@ -81,17 +79,17 @@ def adopt(
     )
 
 
-def bind(device: Device, data: int, origin: str, name: str | None) -> tuple[Device, int]:
+def bind(device: Device, data: int, origin: str, name: str | None = None) -> tuple[Device, int]:
     """The device and *data* as the backend that recognises the memory knows them.
 
-    All backends of the device type are asked, or the one called *name*, so that the
-    answer depends neither on what is loaded nor on the order. Where none of them
+    All backends of the device type are asked, or the one called *name*, which is here, so that
+    the answer depends neither on what is loaded nor on the order. Where none of them
     can be asked, the handle stays as it is.
     """
     kind = int(device.type)  # comparing with a member of the enumeration runs Python
     owners: list[tuple[Device, int]] = []
     errors: dict[str, Error] = {}
-    for each in sharing(kind) if name is None else _called(name):
+    for each in sharing(kind) if name is None else [name]:
         import_data = plugin_named(each).import_data
         if import_data is not None:
             try:
@@ -116,13 +114,6 @@ def bind(device: Device, data: int, origin: str, name: str | None) -> tuple[Devi
             f"no backend recognises the handle {data:#x} from {origin}: {said}"
         ) from error
     return device, data
-
-
-def _called(name: str) -> list[str]:
-    try:
-        return [plugin_named(name).name]
-    except BackendUnavailable:
-        return []
 
 
 # Out --------------------------------------------------------------------------

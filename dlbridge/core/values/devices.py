@@ -74,9 +74,7 @@ class DLDeviceType(OpenEnum):
         return int.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
-        if isinstance(other, str):
-            return not self == other
-        return int.__ne__(self, other)
+        return not self == other
 
     if TYPE_CHECKING:
 
