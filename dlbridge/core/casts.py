@@ -22,7 +22,13 @@ from dlbridge.core.public import public
 from dlbridge.core.tensor.operand import host_array, operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU
-from dlbridge.core.values.dtypes import DLDataTypeCode, DType, check, dtype as as_dtype
+from dlbridge.core.values.dtypes import (
+    DLDataTypeCode,
+    DType,
+    check,
+    dtype as as_dtype,
+    limits_of,
+)
 from dlbridge.core.values.subbyte import pack_bits, unpack_bits
 from dlbridge.errors import ExchangeError
 
@@ -420,13 +426,7 @@ def _finite_range(dtype: DType) -> tuple[float, float]:
         return 0, (1 << dtype.bits) - 1
     if dtype.code == DLDataTypeCode.kDLInt:
         return -(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1
-    info: Any
-    if dtype.numpy.isbuiltin == 1:
-        info = np.finfo(dtype.numpy)
-    else:
-        import ml_dtypes
-
-        info = ml_dtypes.finfo(dtype.numpy)
+    info = limits_of(dtype.numpy)
     return float(info.min), float(info.max)
 
 

@@ -32,7 +32,7 @@ from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
 from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.implementation_details.python_api import address_in, immortal
+from dlbridge.core.implementation_details.python_api import HARMLESS, address_in, immortal
 from dlbridge.core.interfaces.dlpack import as_tensor
 from dlbridge.core.interfaces.native import import_native, is_of_backend
 from dlbridge.core.libraries.library import origin_of
@@ -485,10 +485,9 @@ def ready_tensor(tensors: list[Any], place: int) -> ReadyTensor:
 @atexit.register
 def _at_exit() -> None:
     # C may drop a reference after Python has ended. It reads the deleter then.
-    harmless = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
-    _deleters.append(harmless)
+    _deleters.append(HARMLESS)
     for own, _argument in list(immortal(_lent).values()):
-        own[2] = harmless
+        own[2] = HARMLESS
 
 
 def is_lent_numpy(cls: type) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.implementation_details.python_api import address_in, immortal, python_api
+from dlbridge.core.values.dtypes import NUMPY_OWN, dtype
 from dlbridge.core.values.layout import MAX_NBYTES
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
@@ -233,10 +234,7 @@ _CODE_OFFSET = 20  # of dtype.code in DLTensor
 _UNSIGNED = 1  # kDLUInt
 # bfloat16, and the float8 types, of dlpack.h 1.3.
 _RELABELLED = frozenset([(4, 16)] + [(code, 8) for code in range(7, 15)])
-_NUMPY_TYPES = frozenset(
-    [(code, bits) for code in (0, 1) for bits in (8, 16, 32, 64)]
-    + [(2, 16), (2, 32), (2, 64), (5, 64), (5, 128), (6, 8)]
-)
+_NUMPY_TYPES = frozenset([(kind.code, kind.bits) for kind in map(dtype, NUMPY_OWN)])
 
 
 def capsule_pointer(value: object, name: bytes) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.implementation_details.ends import at_exit
-from dlbridge.core.implementation_details.python_api import address_in, immortal
+from dlbridge.core.implementation_details.python_api import HARMLESS, address_in, immortal
 from dlbridge.core.values.devices import plain_number
 from dlbridge.errors import ExchangeError
 
@@ -185,14 +185,13 @@ def _lend(capsule: object, image: Image, versioned: bool) -> object:
 def _at_exit() -> None:
     # Consumers may hold tensors until after Python has ended. They read the
     # deleter when they call it, so from now on it is a harmless C function.
-    harmless = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
     for kind in _kinds.values():
-        kind.deleter = harmless
+        kind.deleter = HARMLESS
     immortal(_recent)
     for loan in tuple(_loans):
         held: Any = loan
         immortal(held)
-        held.struct.deleter = ffi.cast(ffi.typeof(held.struct.deleter), harmless)
+        held.struct.deleter = ffi.cast(ffi.typeof(held.struct.deleter), HARMLESS)
 
 
 class Image:

@@ -21,6 +21,10 @@ def python_api(name: str, result: Any, *arguments: Any) -> Any:
     return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
 
 
+HARMLESS: Final[int] = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
+"""The address of a function that does nothing to its argument, also after Python has ended."""
+
+
 def increment_references(thing: object) -> None:
     """Add a reference to *thing*, which C owns from now on."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

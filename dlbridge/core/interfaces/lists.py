@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.libraries.library import is_array_of
 from dlbridge.core.libraries.lookup import library_of
-from dlbridge.core.values.dtypes import DLDataTypeCode, DType
+from dlbridge.core.values.dtypes import DLDataTypeCode, DType, limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,7 +209,7 @@ def _changed_float(plain: Array, made: Array) -> Array:
 
     # The real part and the imaginary, as a last dimension.
     before, after = (side.astype("c16")[..., None].view("f8") for side in (plain, made))
-    information = _finfo(made.dtype)
+    information = limits_of(made.dtype)
     # What rounds to the largest number of the type is half a step beyond it at most.
     limit = float(information.max) * (1 + float(information.eps) / 4)
     finite = np.isfinite(before)
@@ -220,13 +220,3 @@ def _changed_float(plain: Array, made: Array) -> Array:
         changed[..., 1] = before[..., 1] != 0
     either: Array = changed.any(-1)
     return either
-
-
-def _finfo(kind: np.dtype[Any]) -> Any:
-    import numpy as np
-
-    if kind.type.__module__ == "numpy":  # by its letter, float8_e5m2 would be numpy's, too
-        return np.finfo(kind)
-    import ml_dtypes
-
-    return ml_dtypes.finfo(kind)

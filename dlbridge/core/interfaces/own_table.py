@@ -30,6 +30,7 @@ from dlbridge.core.implementation_details.handlers import (
     unless_handler,
 )
 from dlbridge.core.implementation_details.python_api import (
+    HARMLESS,
     decrement_references,
     immortal,
     increment_references,
@@ -123,8 +124,7 @@ _deleters = [ffi.cast("void(*)(DLManagedTensorVersioned *)", ffi.cast("uintptr_t
 def _at_exit() -> None:
     # Consumers may hold tensors until after Python has ended. They read the
     # deleter when they call it, so from now on it is a harmless C function.
-    harmless = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value
-    _deleters.append(ffi.cast("void(*)(DLManagedTensorVersioned *)", harmless))
+    _deleters.append(ffi.cast("void(*)(DLManagedTensorVersioned *)", HARMLESS))
     immortal(_lent)  # and with it each tensor, its shape and its memory
     for address in list(_lent):
         ffi.cast(_MANAGED, address).deleter = _deleters[-1]

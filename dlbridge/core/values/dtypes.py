@@ -557,6 +557,17 @@ def from_numpy(np_dtype: np.dtype[Any]) -> DType:
     return found
 
 
+def limits_of(np_dtype: np.dtype[Any]) -> Any:
+    """What numpy or ml_dtypes says of the range of a float: ``min``, ``max``, ``eps``."""
+    if np_dtype.type.__module__ == "numpy":  # by its letter, float8_e5m2 would be numpy's, too
+        import numpy as np
+
+        return np.finfo(np_dtype)
+    import ml_dtypes
+
+    return ml_dtypes.finfo(np_dtype)
+
+
 def _obstacle(np_dtype: np.dtype[Any]) -> str:
     """The reason why DLPack cannot describe *np_dtype*, and what to do instead.
 
