@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from peers import peer
 from raw_producer import OldProducer, Producer
+from table_calls import delete_managed
 
 import dlbridge as bridge
-from dlbridge.core.dlpack.capsules import delete_managed
 from dlbridge.core.dlpack.foreign_tables import table_of
 
 MILLION = 1_000_000

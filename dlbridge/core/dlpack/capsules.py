@@ -312,13 +312,6 @@ def read_managed(address: int) -> ManagedTensor:
     return ManagedTensor(address, read_fields(address))
 
 
-def delete_managed(address: int) -> None:
-    """Call the deleter of a ``DLManagedTensorVersioned`` that we own."""
-    managed = ffi.cast(VERSIONED_POINTER, address)
-    if managed.deleter:
-        managed.deleter(managed)
-
-
 VERSIONED_POINTER = ffi.typeof("DLManagedTensorVersioned *")
 LEGACY_POINTER = ffi.typeof("DLManagedTensor *")
 

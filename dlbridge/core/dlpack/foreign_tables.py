@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.implementation_details.python_api import decrement_references
 
-from .capsules import ManagedTensor, Received, capsule_pointer, delete_managed
+from .capsules import ManagedTensor, Received, capsule_pointer
 from .structs import DLPACK_VERSION
 
 if TYPE_CHECKING:
@@ -80,25 +80,9 @@ class ForeignTable:
             raise BufferError(f"{type(x).__name__}: its exchange table failed without an error")
         return received
 
-    def wrap(self, address: int) -> Any:
-        """The library's own tensor over the ``DLManagedTensorVersioned *`` at *address*.
-
-        It takes the struct over; on failure the struct is deleted.
-        """
-        # Not py_object: taking it by reference would leak one reference a call.
-        out = ctypes.c_void_p()
-        try:
-            failed = self._to_py_object(address, ctypes.addressof(out)) != 0 or not out.value
-        except BaseException:
-            delete_managed(address)
-            raise
-        if failed:
-            delete_managed(address)
-            raise BufferError("the library's exchange table failed without an error")
-        return _own_object(out)
-
     def wrap_export(self, export: OwnExport) -> Any:
         """The library's own tensor over a struct of ours, which *export* keeps on failure."""
+        # Not py_object: taking it by reference would leak one reference a call.
         out = ctypes.c_void_p()
         try:
             failed = self._to_py_object(export.managed_address, ctypes.addressof(out)) != 0
@@ -107,7 +91,9 @@ class ForeignTable:
                 export.release()
         if failed or not out.value:
             raise BufferError("the library's exchange table failed without an error")
-        return _own_object(out)
+        result = ctypes.cast(out, ctypes.py_object).value
+        decrement_references(result)  # that of *out*, which is ours; ctypes has added another
+        return result
 
     def current_work_stream(self, device: Device) -> int:
         """The stream that the library queues work on now; 0: the default."""
@@ -115,13 +101,6 @@ class ForeignTable:
         if self._current_work_stream(device.type, device.index, ctypes.addressof(out)) != 0:
             raise BufferError(f"the library's exchange table knows no stream of {device}")
         return out.value or 0
-
-
-def _own_object(out: ctypes.c_void_p) -> Any:
-    """The object in *out*, whose reference is ours; ctypes has added another."""
-    result = ctypes.cast(out, ctypes.py_object).value
-    decrement_references(result)
-    return result
 
 
 def table_of(cls: type) -> ForeignTable | None:

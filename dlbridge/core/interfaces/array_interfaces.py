@@ -25,7 +25,6 @@ from dlbridge.core.values.dtypes import DType, dtype as as_dtype, from_numpy
 from dlbridge.core.values.layout import (
     are_whole_steps,
     compact_strides,
-    is_compact,
     reach,
     why_impossible,
 )
@@ -412,13 +411,12 @@ def describe(tensor: Tensor) -> dict[str, Any]:
         )
     typestr = _typestr(tensor.dtype)
     operand = operand_of(tensor)
-    compact = is_compact(operand.shape, operand.strides)
     steps = tuple([step * tensor.itemsize for step in operand.strides])
     interface: dict[str, Any] = {
         "shape": operand.shape,
         "typestr": typestr,
         "data": (tensor.data_ptr(), operand.readonly),
-        "strides": None if compact else steps,
+        "strides": None if operand.contiguous else steps,
         "stream": _exported_stream(operand),
         "version": VERSION,
     }

@@ -17,7 +17,6 @@ from dlbridge.core.tensor.metadata import describe, has_negative_strides, numpy_
 from dlbridge.core.tensor.operand import operand_of, require_compact
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import dtype as as_dtype
-from dlbridge.core.values.layout import is_compact
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
 
@@ -234,7 +233,7 @@ def _is_compact(library: Library, tensor: Tensor) -> bool:
         return tensor.is_contiguous()
     shape, strides = tensor.shape, tensor.strides
     order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], -shape[axis]))
-    return is_compact([shape[axis] for axis in order], [strides[axis] for axis in order])
+    return tensor.transpose(*order).is_contiguous()
 
 
 def _way_out(library: Library, tensor: Tensor) -> str:

@@ -20,19 +20,6 @@ def compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def is_compact(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements lie row-major without gaps; size-1 dimensions do not matter."""
-    if 0 in shape:
-        return True
-    step = 1
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if extent != 1:
-            if stride != step:
-                return False
-            step *= extent
-    return True
-
-
 def are_whole_steps(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
     """Whether byte *strides* are whole elements; where no element has a neighbour, any are."""
     for extent, step in zip(shape, strides, strict=False):

@@ -28,6 +28,7 @@ import numpy as np
 import tvm_ffi
 from hypothesis import HealthCheck, given, seed, settings, strategies as st
 from raw_producer import Producer, address, deleted_twice, new_capsule
+from table_calls import wrapped
 
 import dlbridge
 import dlbridge.ffi
@@ -147,7 +148,7 @@ WAYS = {
     "no copy": lambda raw: dlbridge.from_dlpack(raw, copy=False),
     "to the cpu": lambda raw: dlbridge.from_dlpack(raw, device="cpu", copy=False),
     "their table": lambda raw: dlbridge.from_dlpack(Tabled()),
-    "our table": lambda raw: table_of(dlbridge.Tensor).wrap(raw.build()),
+    "our table": lambda raw: wrapped(table_of(dlbridge.Tensor), raw.build()),
     "ffi": dlbridge.ffi.convert,
     "ffi by table": lambda raw: dlbridge.ffi.convert(Tabled()),
     "tvm_ffi": lambda raw: dlbridge.from_dlpack(by_tvm_ffi(raw)),

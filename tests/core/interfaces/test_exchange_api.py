@@ -20,10 +20,10 @@ from peers import peer
 from raw_producer import Producer, address, new_capsule, pointer_in
 from scripts import run_script
 from stream_backend import Streams, installed
+from table_calls import delete_managed, wrapped
 
 import dlbridge
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack import foreign_tables as exchange
 from dlbridge.core.dlpack.foreign_tables import NAMES, ForeignTable, table_of
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
 from dlbridge.core.interfaces import own_table as table
@@ -220,10 +220,10 @@ def test_a_failed_import_by_the_table_deletes_nothing(wrong):  # X6
         OURS._to_py_object(at, ctypes.addressof(out))
     gc.collect()
     assert raw.alive == 1
-    exchange.delete_managed(at)
+    delete_managed(at)
     assert raw.alive == 0
     with pytest.raises(BufferError):
-        OURS.wrap(raw.build())
+        wrapped(OURS, raw.build())
     assert raw.alive == 0
 
 
@@ -431,7 +431,7 @@ def test_torchs_table():  # X13, X17
     assert sys.getrefcount(tensor) == references
     assert theirs.current_work_stream(dlbridge.device("cpu")) == 0
     raw = Producer((6,), content=FLOATS.tobytes())
-    back = theirs.wrap(raw.build())
+    back = wrapped(theirs, raw.build())
     assert isinstance(back, torch.Tensor)
     assert sys.getrefcount(back) == 2
     assert back.tolist() == FLOATS.tolist()

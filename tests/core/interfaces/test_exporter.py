@@ -17,6 +17,7 @@ import toy_arrays
 from peers import peer
 from raw_producer import Producer, capsule_name, get_destructor, pointer_in
 from stream_backend import Streams, installed
+from table_calls import wrapped
 from toy_arrays import Array, Held, Pointer
 
 import dlbridge as bridge
@@ -324,7 +325,7 @@ def test_out_by_the_table(cls, x):
 
 def test_back_by_the_table(cls):
     raw = Producer((2, 3), content=FLOATS.tobytes())
-    made = table_of(cls).wrap(raw.build())
+    made = wrapped(table_of(cls), raw.build())
     assert type(made) is cls
     assert bridge.asarray(made).tolist() == FLOATS.tolist()
     assert raw.alive == 1
@@ -339,7 +340,7 @@ def test_back_without_a_method():
             return bridge.zeros(3)
 
     raw = Producer((2, 3), content=FLOATS.tobytes())
-    made = table_of(OneWay).wrap(raw.build())
+    made = wrapped(table_of(OneWay), raw.build())
     assert isinstance(made, bridge.Tensor)
     del made
     with pytest.raises(TypeError, match="without the class method __from_tensor__"):
@@ -370,7 +371,7 @@ def test_a_method_that_fails(reported):
             use(Failing())
     raw = Producer((2, 3), content=FLOATS.tobytes())
     with pytest.raises(LookupError, match="not wanted"):
-        table_of(Failing).wrap(raw.build())
+        wrapped(table_of(Failing), raw.build())
     gc.collect()
     assert raw.alive == 0  # by the caller, once
     with pytest.raises(bridge.ExchangeError, match="not wanted"):
@@ -396,7 +397,7 @@ def test_an_exception_that_is_none_of_the_programs(kind, reported):
             use(Ending())
     raw = Producer((2, 3), content=FLOATS.tobytes())
     with pytest.raises(kind, match="the end"):
-        table_of(Ending).wrap(raw.build())
+        wrapped(table_of(Ending), raw.build())
     assert raw.alive == 0
 
 
