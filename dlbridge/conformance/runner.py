@@ -1,4 +1,7 @@
-"""The check of one library: every case in a process of its own, so that a crash is a result."""
+"""The check of one library: every case in a process of its own, so that a crash is a result.
+
+From Python by `check`, and by the command ``conformance``.
+"""
 
 from __future__ import annotations
 

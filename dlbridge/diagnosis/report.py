@@ -1,4 +1,7 @@
-"""info: versions, libraries, backends, their devices and the settings, for a bug report."""
+"""info: versions, libraries, backends, their devices and the settings, for a bug report.
+
+And how it and doctor lay out text: columns, wrapped lines, units, and colour for terminals.
+"""
 
 from __future__ import annotations
 

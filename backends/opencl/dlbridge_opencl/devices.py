@@ -1,4 +1,4 @@
-"""The OpenCL devices of this machine, and the context of each."""
+"""The OpenCL devices of this machine, the context of each, and what each says of itself."""
 
 from __future__ import annotations
 

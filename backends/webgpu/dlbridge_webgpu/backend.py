@@ -1,4 +1,4 @@
-"""The backend class: dlbridge's contract over wgpu."""
+"""The backend class: dlbridge's contract over wgpu; and the arrays that users of wgpu get."""
 
 from __future__ import annotations
 

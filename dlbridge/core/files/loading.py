@@ -16,7 +16,7 @@ from dlbridge.core.libraries.lookup import find_library
 from dlbridge.core.moves.copies import bytes_of, copy_elements, packed_bytes
 from dlbridge.core.moves.host_views import host_view
 from dlbridge.core.moves.plans import Plan, plan_move, record, why_no_host_view
-from dlbridge.core.moves.progress import Tally, reporter
+from dlbridge.core.moves.progress import tally
 from dlbridge.core.moves.transfer import allocate, run
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.public import public
@@ -200,8 +200,8 @@ class TensorFile(Mapping[str, _Array]):
         False
         """
         entry = self._entry(name)
-        with reporter(self._progress, entry.nbytes) as report:
-            return self._place(entry, Tally(report, entry.nbytes))
+        with tally(self._progress, entry.nbytes) as report:
+            return self._place(entry, report)
 
     def _place(self, entry: Entry, report: Report) -> _Array:
         tensor = _place(self._source, entry, self._device, self._copy, report)
@@ -222,10 +222,9 @@ class TensorFile(Mapping[str, _Array]):
         """This file, new, with these tensors only, all of them loaded."""
         self._entries = {name: self._entry(name) for name in names}
         total = sum(entry.nbytes for entry in self._entries.values())
-        with reporter(self._progress, total) as report:
-            tally = Tally(report, total)
+        with tally(self._progress, total) as report:
             for name, entry in self._entries.items():
-                self._loaded[name] = self._place(entry, tally)
+                self._loaded[name] = self._place(entry, report)
         return self
 
 
@@ -405,8 +404,8 @@ def load(
         if names is not None:
             raise ValueError(f"{source.path} holds one array without a name: leave names= out")
         entry = npy.read_npy(source, wanted)
-        with reporter(progress, entry.nbytes) as report:
-            tensor = _place(source, entry, where, copy, Tally(report, entry.nbytes))
+        with tally(progress, entry.nbytes) as report:
+            tensor = _place(source, entry, where, copy, report)
         return _given(tensor, like, copy)
     entries, metadata = _read(source, kind, wanted, raw)
     file = TensorFile[Any](source, entries, metadata, where, copy, progress, like)

@@ -16,7 +16,7 @@ import numpy as np
 
 from dlbridge.core.api import asarray, to_device
 from dlbridge.core.moves.copies import bytes_of, copy_elements, packed_bytes
-from dlbridge.core.moves.progress import Tally, reporter
+from dlbridge.core.moves.progress import tally
 from dlbridge.core.moves.transfer import to_compact_host
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.public import public
@@ -117,9 +117,8 @@ def save(
         _safetensors(name, named, metadata) if suffix == ".safetensors" else _numpy(name, named)
     )
     total = sum(tensor.nbytes for tensor in named.values())
-    with reporter(progress, total) as report:
-        tally = Tally(report, total)
-        _write_whole(target, lambda file: writer(file, tally))
+    with tally(progress, total) as report:
+        _write_whole(target, lambda file: writer(file, report))
 
 
 def _import(path: str, given: dict[Any, Any]) -> dict[str, Tensor]:

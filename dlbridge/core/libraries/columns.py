@@ -8,6 +8,7 @@ from dlbridge.core.interfaces.arrow import ARROW_TYPES, pyarrow_class
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
 
+from .descriptions import by_numpy
 from .library import HOST_ONLY, Library, origin_of
 
 if TYPE_CHECKING:
@@ -130,16 +131,15 @@ def _make_pandas(array: Any) -> Any:
     return pandas.Series(array, copy=False)
 
 
-PANDAS = Library(
+PANDAS = by_numpy(
     "pandas",
-    ("pandas.Series", "pandas.DataFrame", "pandas.Index", "pandas.ExtensionArray"),
+    "pandas.Series",
+    "pandas.DataFrame",
+    "pandas.Index",
+    "pandas.ExtensionArray",
     expose=_expose_pandas,
     make=_make_pandas,
-    takes="numpy",
     check=_check_column,
-    keeps_readonly=True,
-    takes_negative_strides=True,
-    device_types=HOST_ONLY,
 )
 
 

@@ -276,7 +276,7 @@ _IMAGES = {"bool": (0,), "uint8": (2, 3, 4), "uint16": (0,), "int32": (0,), "flo
 """Types of PIL's images, and how many channels those with three dimensions have."""
 
 
-def _by_numpy(name: str, *arrays: str, **facts: Any) -> Library:
+def by_numpy(name: str, *arrays: str, **facts: Any) -> Library:
     """A library that makes its arrays of numpy's, and never writes to them."""
     return Library(
         name,
@@ -392,14 +392,14 @@ SMALL = {
             types=_PLAIN | _COMPLEX | {"float16"},
             device_types=frozenset({_ONEAPI}),
         ),
-        _by_numpy(
+        by_numpy(
             "xarray",
             "xarray.DataArray",
             "xarray.Variable",
             expose=_expose_xarray,
             make="xarray:DataArray",
         ),
-        _by_numpy(
+        by_numpy(
             "dask",
             "dask.Array",
             # Nothing is computed unless the user says so.
@@ -430,7 +430,7 @@ SMALL = {
             types=_PLAIN | {"float16", *_OPENVINO_SMALL.values()},
             device_types=HOST_ONLY,
         ),
-        _by_numpy(
+        by_numpy(
             "tinygrad",
             "tinygrad.Tensor",
             refuse=_refuse_classes(
@@ -444,7 +444,7 @@ SMALL = {
             keeps_types=True,  # and calls them by C's names, where "float" has 32 bits
             types=_PLAIN | {"float16"},
         ),
-        _by_numpy(
+        by_numpy(
             "PIL",
             "PIL.Image",
             make=_to_pillow,

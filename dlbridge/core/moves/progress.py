@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, TextIO
 from dlbridge.core.values.text import bytes_text
 
 if TYPE_CHECKING:
+    from dlbridge.typing import ProgressLike
+
     from .within_host import Progress
 
 
@@ -19,9 +21,7 @@ SHOWN_FROM = 256 << 20
 
 
 @contextmanager
-def reporter(
-    progress: bool | Callable[[int, int], None] | None, nbytes: int
-) -> Iterator[Progress | None]:
+def reporter(progress: ProgressLike, nbytes: int) -> Iterator[Progress | None]:
     """The function that a copy of *nbytes* calls with ``(done, total)`` bytes, or None.
 
     True shows a bar on a terminal and in a notebook if the copy is long.
@@ -64,16 +64,16 @@ def _bar(stream: TextIO) -> Iterator[Progress]:
         stream.write("\n")
 
 
-class Tally:
-    """Adds up the bytes of several copies, for one function of *total* bytes of progress."""
+@contextmanager
+def tally(progress: ProgressLike, total: int) -> Iterator[Callable[[int], None]]:
+    """What several copies of *total* bytes in all call, each with its own number of bytes."""
+    done = 0
+    with reporter(progress, total) as report:
 
-    def __init__(self, report: Progress | None, total: int) -> None:
-        self._report = report
-        self._total = total
-        self._done = 0
+        def add(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            if report is not None:
+                report(done, total)
 
-    def __call__(self, nbytes: int) -> None:
-        """Note that *nbytes* more were copied."""
-        self._done += nbytes
-        if self._report is not None:
-            self._report(self._done, self._total)
+        yield add
