@@ -337,16 +337,10 @@ def empty_like(
     >>> t.shape, t.dtype, t.device
     ((2, 3), dlbridge.dtype('int16'), dlbridge.device('cpu:0'))
     """
-    return empty(*_facts_of(x, dtype, device), alignment=alignment)
-
-
-def _facts_of(
-    x: ArrayLike, dtype: DTypeLike | None, device: DeviceLike | None
-) -> tuple[tuple[int, ...], DTypeLike, DeviceLike]:
-    """The shape of *x*, and its dtype and device where they are None."""
     model = x if isinstance(x, Tensor) else asarray(x)
-    kind, where = (model.dtype if dtype is None else dtype), device
-    return model.shape, kind, model.device if where is None else where
+    kind = model.dtype if dtype is None else dtype
+    where = model.device if device is None else device
+    return empty(model.shape, kind, where, alignment=alignment)
 
 
 @public
@@ -453,8 +447,10 @@ def full_like(
     >>> bridge.full_like([1, 2], 9).tolist()
     [9, 9]
     """
-    shape, kind, where = _facts_of(x, dtype, device)
-    return full(shape, fill_value, kind, where, alignment=alignment)
+    model = x if isinstance(x, Tensor) else asarray(x)
+    kind = model.dtype if dtype is None else dtype
+    where = model.device if device is None else device
+    return full(model.shape, fill_value, kind, where, alignment=alignment)
 
 
 @public

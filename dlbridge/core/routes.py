@@ -77,8 +77,10 @@ def find_route(x: Any, device: DeviceLike, like: object) -> Route:
     cls = type(x)
     importer = None if isinstance(x, Tensor) else importer_of(cls)
     key = None
-    if (cls in IMPORTERS or cls in _TENSORS) and _is_kept(device, like):
-        key = cls, device, like
+    if (cls in IMPORTERS or cls in _TENSORS) and type(device) in (str, Device):
+        is_module = type(like) is ModuleType and sys.modules.get(like.__name__) is like
+        if is_module or type(like) in (str, type(None)):
+            key = cls, device, like
     try:
         route = Route(importer, device, like)
     except (Error, ImportError, TypeError, ValueError):
@@ -92,12 +94,6 @@ def find_route(x: Any, device: DeviceLike, like: object) -> Route:
 
 
 _TENSORS = (Tensor, NumpyTensor, ArrayTensor)
-
-
-def _is_kept(device: object, like: object) -> bool:
-    if type(like) is ModuleType:
-        return sys.modules.get(like.__name__) is like and type(device) in (str, Device)
-    return type(device) in (str, Device) and type(like) in (str, type(None))
 
 
 def at_its_place(

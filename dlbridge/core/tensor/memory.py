@@ -245,7 +245,14 @@ def carrier(
 ) -> np.ndarray[Any, Any]:
     """A new carrier of the type `carrier_dtype`; *strides* in elements, None for compact."""
     made: np.ndarray[Any, Any]
-    numpy, kind, itemsize = _makers[dtype] if dtype in _makers else _maker(dtype)
+    if dtype in _makers:
+        numpy, kind, itemsize = _makers[dtype]
+    else:
+        import numpy
+
+        kind = carrier_dtype(dtype)
+        itemsize = kind.itemsize
+        _makers[dtype] = numpy, kind, itemsize
     # The address of an empty tensor means nothing: it may be NULL, or no address.
     readable = memory.device.is_host and 0 not in shape
     data = memory.data + byte_offset if readable else NOWHERE
@@ -295,15 +302,6 @@ def carrier_dtype(dtype: DType) -> np.dtype[Any]:
     return own.get(dtype) or np.dtype(_CARRIERS.get(dtype.bits * dtype.lanes, "uint8"))
 
 
-def _maker(dtype: DType) -> tuple[Any, np.dtype[Any], int]:
-    """How carriers for *dtype* are made: numpy, and their type and its size."""
-    import numpy as np
-
-    kind = carrier_dtype(dtype)
-    made = _makers[dtype] = np, kind, kind.itemsize
-    return made
-
-
 def native_dtypes() -> dict[np.dtype[Any], DType]:
     """The dtypes that numpy has and exports by itself."""
     if not NATIVE_DTYPES:
@@ -314,7 +312,8 @@ def native_dtypes() -> dict[np.dtype[Any], DType]:
 
 _CARRIERS = {8: "uint8", 16: "uint16", 32: "uint32", 64: "uint64", 128: "complex128"}
 _makers: dict[DType, tuple[Any, np.dtype[Any], int]] = {}
-"""What `_maker` has found: to ask numpy for it takes as long as to make the carrier."""
+"""How carriers are made: numpy, and their type and its size. To ask numpy for it takes as long as
+to make the carrier."""
 
 NATIVE_DTYPES: dict[np.dtype[Any], DType] = {}
 """Filled by `native_dtypes`, for callers that cannot afford a call."""
