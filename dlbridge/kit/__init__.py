@@ -24,8 +24,7 @@ make complete backends from it. Each part is a module of its own and can be used
 `memory`            allocation, and frees that wait for their turn: device memory from a pool, in
                     stream order; page-locked memory, and host memory locked in place
 `regions`           strided copies as the fewest calls
-`helpers`           threads that do nothing but memcpy
-`staging`           copies from the host: direct, or through a ring of pinned chunks
+`staging`           copies of large pageable memory, by several threads
 `backend`           complete backends for device memory and for pinned memory
 ==================  ==============================================================
 

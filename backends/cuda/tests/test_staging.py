@@ -105,15 +105,15 @@ def slow_helpers(monkeypatch):
 
     The test may set other times, in a list: the last one stays.
     """
-    from dlbridge.kit import helpers
+    from dlbridge.kit import staging
 
-    quick, seconds = helpers._memmove, [0.02]
+    quick, seconds = staging._memmove, [0.02]
 
     def late(target, source, nbytes):
         time.sleep(seconds.pop(0) if len(seconds) > 1 else seconds[0])
         quick(target, source, nbytes)
 
-    monkeypatch.setattr(helpers, "_memmove", late)
+    monkeypatch.setattr(staging, "_memmove", late)
     return seconds
 
 
@@ -231,9 +231,9 @@ class Struck(Exception):
 
 def test_no_helper_works_on_after_a_signal(stager, cuda, monkeypatch):
     """The exception arrives when nobody reads the user's memory any more."""
-    from dlbridge.kit import helpers
+    from dlbridge.kit import staging
 
-    copy, main = helpers._memmove, threading.current_thread()
+    copy, main = staging._memmove, threading.current_thread()
     struck, arrived, later = [], threading.Event(), []
     array, other = content(20 * CHUNK), content(20 * CHUNK)
     start, end = array.ctypes.data, array.ctypes.data + array.nbytes
@@ -253,7 +253,7 @@ def test_no_helper_works_on_after_a_signal(stager, cuda, monkeypatch):
         if arrived.is_set() and (start <= target < end or start <= source < end):
             later.append(target)
 
-    monkeypatch.setattr(helpers, "_memmove", late)
+    monkeypatch.setattr(staging, "_memmove", late)
     with memory(cuda, array.tobytes()) as data, stream() as own:
         before = signal.signal(signal.SIGUSR1, handler)
         try:
@@ -427,10 +427,10 @@ def test_an_interrupted_copy_to_the_host_is_waited_for(cuda, pace, monkeypatch):
 @pytest.mark.parametrize("offset", [0, 1, 4095])
 def test_large_memory_of_the_host_has_its_pages_before(cuda, monkeypatch, offset):
     """Those of the target alone: whole ones, made by several threads; up to 16 MiB none."""
-    from dlbridge.kit import helpers
+    from dlbridge.kit import staging
 
     made = []
-    monkeypatch.setattr(helpers, "_madvise", lambda *what: made.append(what) or -1)
+    monkeypatch.setattr(staging, "_madvise", lambda *what: made.append(what) or -1)
     values = content(DIRECT + 3 * mmap.PAGESIZE)
     there = dlbridge.to_device(values, "cuda:0")
     raw = np.zeros(values.nbytes + 2 * mmap.PAGESIZE, "u1")

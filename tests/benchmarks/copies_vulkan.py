@@ -1,6 +1,6 @@
 """Times copies between host and Vulkan memory, as it is mapped and staged: beside memcpy.
 
-``python backends/vulkan/bench_copy.py [device_id]`` prints the table and writes
+``python tests/benchmarks/copies_vulkan.py [device_id]`` prints the table and writes
 it to docs/benchmarks/vulkan-copy.md. Run it with nothing else on the machine.
 """
 
@@ -11,16 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from copy_table import CopyTable, Ways
 from dlbridge_vulkan import Vulkan
 
 import dlbridge as bridge
 from dlbridge.protocol import Span
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
-
-from copy_table import CopyTable, Ways  # noqa: E402 - the line before finds it
-
 OUT = ROOT / "docs" / "benchmarks" / "vulkan-copy.md"
 SIZES = [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
 

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from dlbridge.kit import helpers
-from dlbridge.kit.helpers import Helpers, Job, PagesJob
+from dlbridge.kit import staging
 from dlbridge.kit.resources import do_all
+from dlbridge.kit.staging import Helpers, Job, PagesJob
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def threads():
 @pytest.fixture
 def slow(monkeypatch):
     """A memcpy of 50 ms; the list has the target of each that has begun, and of each that ended."""
-    copy, begun, ended = helpers._memmove, [], []
+    copy, begun, ended = staging._memmove, [], []
 
     def late(target, source, nbytes):
         begun.append(target)
@@ -37,7 +37,7 @@ def slow(monkeypatch):
         ended.append(target)
         return target
 
-    monkeypatch.setattr(helpers, "_memmove", late)
+    monkeypatch.setattr(staging, "_memmove", late)
     return begun, ended
 
 
@@ -81,8 +81,8 @@ def test_more_jobs_than_threads(threads, slow):
 def test_what_was_cancelled_never_begins(threads, slow, monkeypatch):
     """Each helper stays in its first job until all that nobody has begun are cancelled."""
     begun, ended = slow
-    late, go = helpers._memmove, threading.Event()
-    monkeypatch.setattr(helpers, "_memmove", lambda *what: go.wait() and late(*what))
+    late, go = staging._memmove, threading.Event()
+    monkeypatch.setattr(staging, "_memmove", lambda *what: go.wait() and late(*what))
 
     class Opens(Job):
         def cancel(self):
@@ -90,7 +90,7 @@ def test_what_was_cancelled_never_begins(threads, slow, monkeypatch):
             super().cancel()
 
     (_, source), (_, target) = memory(b"abc"), memory(b"   ")
-    most = helpers._MOST
+    most = staging._MOST
     jobs = [(Opens if i == most else Job)(target, source, 3) for i in range(2 * most)]
     for job in jobs:
         threads.put(job)
@@ -103,7 +103,7 @@ def test_what_was_cancelled_never_begins(threads, slow, monkeypatch):
 
 @pytest.mark.parametrize("started", [0, 1])
 def test_at_the_limit_of_threads_nothing_is_done_twice(threads, slow, monkeypatch, started):
-    start, left = helpers.start_new_thread, [None] * started
+    start, left = staging.start_new_thread, [None] * started
 
     def limited(function, arguments):
         if not left:
@@ -111,7 +111,7 @@ def test_at_the_limit_of_threads_nothing_is_done_twice(threads, slow, monkeypatc
         left.pop()
         return start(function, arguments)
 
-    monkeypatch.setattr(helpers, "start_new_thread", limited)
+    monkeypatch.setattr(staging, "start_new_thread", limited)
     (_, source), (into, target) = memory(bytes(range(1, 9))), memory(b" " * 8)
     jobs = [Job(target + i, source + i, 1) for i in range(8)]
     for job in jobs:

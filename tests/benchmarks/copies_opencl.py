@@ -1,6 +1,6 @@
 """Times copies between host and an OpenCL device: dlbridge, the best of pyopencl, memcpy.
 
-``python backends/opencl/bench_copy.py [device_id]`` prints the table and writes
+``python tests/benchmarks/copies_opencl.py [device_id]`` prints the table and writes
 it to docs/benchmarks/opencl-copy.md. Run it with nothing else on the machine.
 """
 
@@ -12,15 +12,12 @@ from typing import Any
 
 import numpy as np
 import pyopencl as cl
+from copy_table import CopyTable, Ways
 
 import dlbridge as bridge
 from dlbridge.protocol import Span
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
-
-from copy_table import CopyTable, Ways  # noqa: E402 - the line before finds it
-
 OUT = ROOT / "docs" / "benchmarks" / "opencl-copy.md"
 SIZES = [64, 4 << 10, 1 << 20, 64 << 20, 1 << 30]
 

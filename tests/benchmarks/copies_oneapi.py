@@ -1,6 +1,6 @@
 """Times copies between host and a SYCL device: dlbridge, the best of dpctl, memcpy.
 
-``python backends/oneapi/bench_copy.py [device_id]`` prints the table and writes
+``python tests/benchmarks/copies_oneapi.py [device_id]`` prints the table and writes
 it to docs/benchmarks/oneapi-copy.md. Run it with nothing else on the machine.
 """
 
@@ -13,14 +13,11 @@ from typing import Any
 import dpctl
 import dpctl.memory
 import numpy as np
+from copy_table import CopyTable, Ways
 
 import dlbridge as bridge
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
-
-from copy_table import CopyTable, Ways  # noqa: E402 - the line before finds it
-
 OUT = ROOT / "docs" / "benchmarks" / "oneapi-copy.md"
 SIZES = [64, 4 << 10, 1 << 20, 64 << 20, 1 << 30]
 

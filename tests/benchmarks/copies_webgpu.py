@@ -1,6 +1,6 @@
 """Times copies between host and a WebGPU device: dlbridge, plain wgpu, memcpy.
 
-``python backends/webgpu/bench_copy.py [device_id]`` prints the table and writes
+``python tests/benchmarks/copies_webgpu.py [device_id]`` prints the table and writes
 it to docs/benchmarks/webgpu-copy.md. Run it with nothing else on the machine.
 """
 
@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from copy_table import CopyTable, Ways
 
 import dlbridge as bridge
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
-
-from copy_table import CopyTable, Ways  # noqa: E402 - the line before finds it
-
 OUT = ROOT / "docs" / "benchmarks" / "webgpu-copy.md"
 SIZES = [64, 4 << 10, 1 << 20, 64 << 20, 256 << 20]
 
