@@ -411,6 +411,14 @@ def test_an_interruption_of_a_call_leaves_no_block(fake, cuda):
         assert left == [(1, 0)] * len(left)
 
 
+@pytest.mark.parametrize("number", [-1, -5])
+def test_a_call_on_what_is_no_stream(fake, cuda, number):
+    call = ffi.convert_func(lambda _x: 1)
+    with pytest.raises(ValueError, match=rf"stream[ =]{number} "):
+        call(Theirs(on_device(OLD), number))
+    assert (dlbridge.current_stream(CUDA), ffi.get_raw_stream("cuda:0")) == (1, 0)
+
+
 class OnMetal(Producer):
     """A tensor on a device without a backend, whose library names its stream."""
 
