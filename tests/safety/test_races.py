@@ -37,6 +37,33 @@ for turn in range(400):
     assert out == ""
 
 
+def test_a_capsule_is_consumed_once():  # C23
+    """Two threads found it unused, both owned its struct, and it was deleted twice."""
+    out = run_script(
+        SWITCHING
+        + """
+import threading, dlbridge
+from raw_producer import Producer, deleted_twice
+from threads import in_threads
+producer = Producer((4,), device=(17, 0))
+def consume(number):
+    barrier.wait()
+    try:
+        taken.append(dlbridge.from_dlpack(capsule))
+    except dlbridge.ExchangeError as error:
+        assert "is used" in str(error)
+for turn in range(1000):
+    capsule, taken, barrier = producer.capsule(), [], threading.Barrier(2)
+    assert in_threads(consume, 2) == []
+    assert len(taken) == 1
+    taken.clear()
+    assert producer.alive == 0 and not deleted_twice
+""",
+        imported=OURS,
+    )
+    assert out == ""
+
+
 def test_one_struct_is_lent_once():  # X5
     """Two threads found the same struct free, and the second deletion was a KeyError."""
     peer("tvm_ffi")

@@ -148,6 +148,23 @@ def test_the_kernel_comes_after_our_work(fake, cuda, way):
         gc.collect()
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_our_work_after_the_block_comes_after_the_kernel(fake, cuda, way, monkeypatch):
+    """A consumer that was told to launch on the stream of the block has written to the memory."""
+
+    def write_slowly(cuda, on, data, _copy):
+        slow(on)
+        cuda.fill(Span(0, data, 0, N), NEW[0], on)
+
+    monkeypatch.setitem(globals(), "kernel", write_slowly)
+    with stream() as theirs:
+        tensor = on_device(OLD)
+        dlbridge.synchronize(CUDA)
+        with dlbridge.use_stream(CUDA, theirs):
+            way(cuda, tensor, 0)
+        assert dlbridge.to_device(tensor, "cpu").tobytes() == NEW
+
+
 # Another library's stream ---------------------------------------------------------
 
 
@@ -392,6 +409,14 @@ def test_an_interruption_of_a_call_leaves_no_block(fake, cuda):
         left = at_each_step(steps, lambda: call(*arguments), chosen)
         assert len(left) > 30
         assert left == [(1, 0)] * len(left)
+
+
+@pytest.mark.parametrize("number", [-1, -5])
+def test_a_call_on_what_is_no_stream(fake, cuda, number):
+    call = ffi.convert_func(lambda _x: 1)
+    with pytest.raises(ValueError, match=rf"stream[ =]{number} "):
+        call(Theirs(on_device(OLD), number))
+    assert (dlbridge.current_stream(CUDA), ffi.get_raw_stream("cuda:0")) == (1, 0)
 
 
 class OnMetal(Producer):

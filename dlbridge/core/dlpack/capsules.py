@@ -30,7 +30,7 @@ from .structs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterator
 
 
 _TENSOR_OFFSET = 32  # of dl_tensor in DLManagedTensorVersioned; 0 in DLManagedTensor
@@ -69,36 +69,35 @@ class ManagedTensor:
     `fields` was read from the struct; *legacy* says whether that has no version and flags.
     """
 
-    __slots__ = ("_address", "_owned", "fields", "legacy")
+    __slots__ = ("_owned", "address", "fields", "legacy")
 
     def __init__(self, address: int, fields: Fields, legacy: bool = False) -> None:
-        self._address = address
+        self.address = address
         self.fields = fields
         self.legacy = legacy
         self._owned: list[Any] = []  # the capsule that calls the deleter
 
-    def take_over(self, release: Callable[..., object], *arguments: object) -> None:
-        """Own the struct; *release*, a function of C, makes its former owner forget it.
+    def take_over(self, *steps: Iterator[object]) -> None:
+        """Own the struct; *steps*, functions of C, make its former owner forget it.
 
-        Both happen inside one call into C, so that the exception of a signal
-        handler comes before both or after both. The owner is a capsule with the
-        destructor that numpy uses for the tensors it imports: it keeps the GIL and
+        All happens inside one call into C, so that the exception of a signal
+        handler, and another thread, comes before all or after all. The owner is a capsule with
+        the destructor that numpy uses for the tensors it imports: it keeps the GIL and
         any pending exception. cffi would release the GIL, perhaps inside a
         destructor of C++, where a thread may not end (``docs/safety.md``).
 
         A struct without a deleter gets no owner: nothing says how long it exists.
         """
-        owner: Iterable[object] = (None,)
-        if _pointer_at(self._address + _DELETER_OFFSETS[self.legacy]):
-            name, destructor = _owner_of(self.legacy)
-            owner = map(new_capsule, (self._address,), (name,), (destructor,))
-        self._owned.extend(zip(map(release, *zip(arguments)), owner, strict=True))
+        name, destructor = _owner_of(self.legacy)
+        owner = map(new_capsule, (self.address,), (name,), (destructor,))
+        self._owned.extend(zip(*steps, owner, strict=True))
+        if not _pointer_at(self.address + _DELETER_OFFSETS[self.legacy]):
+            self.disown()
 
     def disown(self) -> None:
         """Leave the struct to its former owner: the deleter is not called."""
-        for _, capsule in self._owned:
-            if capsule is not None:
-                _set_destructor(capsule, None)
+        for *_, capsule in self._owned:
+            _set_destructor(capsule, None)
 
 
 @cache
@@ -137,23 +136,24 @@ def open_capsule(capsule: object) -> ManagedTensor:
     holds a tensor that breaks the standard; the deleter has then been called if
     the name was right, else the tensor is left to the capsule.
     """
+    name, used, legacy = CURRENT, USED_CURRENT, False
     try:
-        if is_valid(capsule, CURRENT):
-            address, used, legacy = get_pointer(capsule, CURRENT), USED_CURRENT, False
-        else:
-            address, used, legacy = get_pointer(capsule, LEGACY), USED_LEGACY, True
+        if not is_valid(capsule, CURRENT):
+            name, used, legacy = LEGACY, USED_LEGACY, True
+        managed = ManagedTensor(get_pointer(capsule, name), NO_FIELDS, legacy)
+        # Asked again: another thread may have consumed it meanwhile.
+        managed.take_over(map(get_pointer, (capsule,), (name,)), map(set_name, (capsule,), (used,)))
     except ValueError as exc:
         raise ExchangeError(_why_no_tensor(capsule)) from exc
     try:
-        managed = ManagedTensor(address, read_fields(address, legacy), legacy)
+        managed.fields = read_fields(managed.address, legacy)
     except ExchangeError:
-        ManagedTensor(address, NO_FIELDS, legacy).take_over(set_name, capsule, used)
+        del managed  # its deleter is called now, and not when the traceback is dropped
         raise
-    managed.take_over(set_name, capsule, used)
     return managed
 
 
-NO_FIELDS: Any = None  # of a struct that is only deleted
+NO_FIELDS: Any = None  # of a struct that is not read yet
 
 
 Readable = tuple["ctypes.Array[ctypes.c_ubyte]", int, tuple[int, int], bool]
@@ -286,7 +286,7 @@ class Received:
     def open(self) -> ManagedTensor:
         """Read the struct and take it over. ExchangeError if it breaks the standard."""
         managed = read_managed(self._cell.value or 0)
-        managed.take_over(setattr, self._cell, "value", None)
+        managed.take_over(map(setattr, (self._cell,), ("value",), (None,)))
         return managed
 
     def release(self) -> int:

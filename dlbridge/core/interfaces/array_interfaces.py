@@ -14,10 +14,10 @@ from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.plugins.lookup import plugin_of
-from dlbridge.core.plugins.streams import current_stream, current_use, wait
+from dlbridge.core.plugins.streams import current_use, wait
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import check_array, make_tensor, wrap_array
-from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.tensor.memory import Memory, order
 from dlbridge.core.tensor.operand import Operand, operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
@@ -248,8 +248,7 @@ def from_cuda_array_interface(
     memory = Memory(device, said.data, origin_of(x), x if owner is None else owner)
     tensor = make_tensor(memory, 0, said.dtype, said.shape, said.strides, readonly=said.readonly)
     if sync and said.stream is not None and said.data and switch(SYNC, default=True):
-        wait(device, said.stream)
-        memory.ready_on(current_use(device))
+        memory.ready_on(wait(device, said.stream))
     return tensor
 
 
@@ -443,15 +442,14 @@ def _typestr(dtype: DType) -> str:
 
 
 def _exported_stream(operand: Operand) -> int | None:
-    """The stream that a consumer must wait for: our current one, after our work; never 0."""
-    device = operand.device
-    last = operand.memory.last_use if operand.memory is not None else None
+    """The stream for a consumer's work, which counts as ours on our current stream; never 0."""
+    device, memory = operand.device, operand.memory
     if device.type == DLDeviceType.kDLCUDAHost or not switch(EXPORT_STREAM, default=True):
         return None  # work on pinned memory is done when our calls return
     try:
-        stream = current_stream(device)
+        use = current_use(device)
     except BackendUnavailable:  # no work of ours is on it; it came ready on the default stream
         return LEGACY_STREAM
-    if last is not None:
-        wait(device, last.handle)
-    return stream or LEGACY_STREAM
+    if memory is not None:
+        order(memory, use, None)
+    return use.handle or LEGACY_STREAM

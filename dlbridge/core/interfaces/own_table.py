@@ -221,8 +221,7 @@ def _taker(make: Callable[[Tensor], object]) -> Any:
         try:
             managed = read_managed(address)
             tensor = adopt(managed, "an exchange table")
-            # There is nothing to release: `int` stands for that.
-            managed.take_over(int, 0)
+            managed.take_over()
             made = make(tensor)
         except unless_deferred() as exc:
             if managed is not None:

@@ -179,9 +179,7 @@ def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]
     plugin = plugin_of(where)
     if plugin.normalize_stream is None or plugin.wait is None:
         raise TypeError(f"{where} has no streams to choose from")
-    handle = plugin.normalize_stream(where.index, stream)
-    if handle == -1:
-        raise ValueError("stream -1 means 'do not synchronise'; it is not a stream to work on")
+    handle = _to_work_on(plugin.normalize_stream(where.index, stream))
     begun: list[Begun] = []
     # Of this thread: where a signal handler's exception cuts a generator off, it may end in
     # another one.
@@ -193,6 +191,12 @@ def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]
         _leave(begun, mine)
         if vars(_chosen) is mine:
             end_blocks(begun)
+
+
+def _to_work_on(handle: int) -> int:
+    if handle == -1:
+        raise ValueError("stream -1 means 'do not synchronise'; it is not a stream to work on")
+    return handle
 
 
 Begun = tuple[Device, StreamUse, StreamUse | None]
@@ -217,7 +221,8 @@ def begin_call(device: Device, stream: int, begun: list[Begun]) -> None:
             return
     except (BackendUnavailable, BackendError):  # no work of ours is on it
         return
-    begin_block(device, plugin.normalize_stream(device.index, stream), begun, by_call=True)
+    handle = _to_work_on(plugin.normalize_stream(device.index, stream))
+    begin_block(device, handle, begun, by_call=True)
 
 
 def end_blocks(begun: list[Begun]) -> None:
