@@ -7,7 +7,9 @@ of its own, is the caller's.
 
 A copy may be cut off by an exception anywhere. No lock of Python's is waited for: a finalizer or a
 signal handler may copy as well. Each step of a helper that must not be done twice, or left half
-done, is one call of a function in C. Which copies are staged was measured. The thread is in the stream's place, and the stream is not
+done, is one call of a function in C.
+
+Which copies are staged was measured. The thread is in the stream's place, and the stream is not
 capturing.
 """
 
