@@ -76,13 +76,13 @@ HOLES = {
         "dlbridge.core.dlpack.capsules",
         (
             (
-                "        self._owned.extend(zip(map(release, *zip(arguments)), owner, strict=True))\n",
+                "        self._owned.extend(zip(*steps, owner, strict=True))\n",
                 (
                     "        kind = LEGACY_POINTER if self.legacy else VERSIONED_POINTER\n"
-                    "        pointer, owned = ffi.cast(kind, self._address), None\n"
+                    "        pointer, owned = ffi.cast(kind, self.address), None\n"
                     "        try:\n"
                     "            owned = ffi.gc(pointer, pointer.deleter)\n"
-                    "            release(*arguments)\n"
+                    "            next(zip(*steps))\n"
                     "            self._owned.append((0, owned))\n"
                     "        except BaseException:\n"
                     "            pointer.deleter(pointer)\n"
