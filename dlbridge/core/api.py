@@ -605,11 +605,6 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
 
 def _in_place(dst: ArrayLike) -> Tensor:
     """The memory of *dst* itself, for `copy_`."""
-    importer = IMPORTERS.get(type(dst))
-    if importer is not None:  # in a third of the time
-        tensor: Tensor = importer(dst)
-        if not tensor.is_copied:
-            return tensor
     try:
         return asarray(dst, copy=False)
     except ExchangeError as exc:

@@ -47,9 +47,11 @@ def import_anything(
     """
     cls = type(x)
     if hasattr(cls, "__dlpack__") or cls.__name__ == "PyCapsule":
-        importer = None if copy is False else importer_of(cls)
+        importer = importer_of(cls)
         if importer is not None:
-            return importer(x)
+            tensor = importer(x)
+            if copy is not False or not tensor.is_copied:
+                return tensor
         strict = False if copy is False else None
         return from_arrow(x, copy) if _is_by_arrow(x) else import_producer(x, None, strict, None)
     if cls in BUILTIN:

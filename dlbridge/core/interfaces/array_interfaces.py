@@ -248,7 +248,7 @@ def from_cuda_array_interface(
     memory = Memory(device, said.data, origin_of(x), x if owner is None else owner)
     tensor = make_tensor(memory, 0, said.dtype, said.shape, said.strides, readonly=said.readonly)
     if sync and said.stream is not None and said.data and switch(SYNC, default=True):
-        memory.ready_on(wait(device, said.stream))
+        memory.use_on(wait(device, said.stream))
     return tensor
 
 

@@ -196,7 +196,7 @@ def _order_after(tensor: Tensor, producer: int, stream: Any) -> None:
             raise  # memory that may not be ready, and nothing here to wait with
         return
     if stream is None:
-        memory_of(tensor).ready_on(wait(device, producer, plugin))
+        memory_of(tensor).use_on(wait(device, producer, plugin))
     elif plugin.normalize_stream is not None and plugin.wait is not None:
         consumer = plugin.normalize_stream(device.index, stream)
         if consumer not in (-1, producer):

@@ -65,7 +65,7 @@ def adopt(
     owner: object = managed if beside is None else (managed, beside)
     memory = Memory(device, data, origin, owner)
     if ordered is not None and ordered[0] is device:
-        memory.ready_on(ordered[1])
+        memory.use_on(ordered[1])
     return make_tensor(
         memory,
         fields.byte_offset,

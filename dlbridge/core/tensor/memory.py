@@ -67,22 +67,13 @@ class Memory:
         self.is_import = False
 
     def use_on(self, use: StreamUse) -> None:
-        """Note that work on *use* is the last."""
+        """Note that work on *use* is the last: ours, or another library's that *use* waits for."""
         use.used = True
         self.last_use = use
         if self.allocation is not None:
             self.allocation.stream = use.handle
         if use.memories is not None:
             join(use.memories, self)
-
-    def ready_on(self, use: StreamUse) -> None:
-        """Note that memory of another library is ready for work on *use*, which waits for it.
-
-        So the end of a block of `use_stream` makes the next stream wait, though no work of ours
-        is on this one.
-        """
-        use.used = True
-        self.last_use = use
 
     def take(
         self,
