@@ -38,6 +38,17 @@ if TYPE_CHECKING:
     from dlbridge.typing import ArrayLike, DeviceLike
 
 
+def _from_producer(x: Any, copy: bool | None) -> Tensor:
+    """A Tensor of an object with ``__dlpack__``; its library's short way may copy."""
+    importer = importer_of(type(x))
+    if importer is not None:
+        tensor = importer(x)
+        if copy is not False or not tensor.is_copied:
+            return tensor
+    strict = False if copy is False else None
+    return from_arrow(x, copy) if _is_by_arrow(x) else import_producer(x, None, strict, None)
+
+
 def import_anything(
     x: Any, wanted: DType | None, copy: bool | None, device: DeviceLike | None = None
 ) -> Tensor:
@@ -47,13 +58,7 @@ def import_anything(
     """
     cls = type(x)
     if hasattr(cls, "__dlpack__") or cls.__name__ == "PyCapsule":
-        importer = importer_of(cls)
-        if importer is not None:
-            tensor = importer(x)
-            if copy is not False or not tensor.is_copied:
-                return tensor
-        strict = False if copy is False else None
-        return from_arrow(x, copy) if _is_by_arrow(x) else import_producer(x, None, strict, None)
+        return _from_producer(x, copy)
     if cls in BUILTIN:
         return _from_buffer_or_numbers(x, wanted, copy)
     refuse_class(x)
