@@ -1,4 +1,4 @@
-"""Rules of docs/safety.md that can be read off the source."""
+"""The rules for shared state of CONTRIBUTING.md that can be read off the source."""
 
 from __future__ import annotations
 
