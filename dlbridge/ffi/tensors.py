@@ -22,16 +22,14 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core import api
 from dlbridge.core.dlpack.capsules import Received, read_managed
 from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
-from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import HARMLESS, address_in, immortal
 from dlbridge.core.interfaces.dlpack import as_tensor
 from dlbridge.core.interfaces.native import import_native, is_of_backend
@@ -40,7 +38,7 @@ from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.libraries.torch import is_readonly_torch, plain_torch
 from dlbridge.core.public import public_in
-from dlbridge.core.tensor.exchange import adopt, order_consumer, own_export_of
+from dlbridge.core.tensor.exchange import adopt, own_export_of
 from dlbridge.core.tensor.memory import access
 from dlbridge.core.tensor.metadata import carrier_of, memory_of
 from dlbridge.core.tensor.tensor import Tensor
@@ -61,7 +59,6 @@ if TYPE_CHECKING:
 
 _TENSOR: Final[int] = C.kTVMFFITensor
 _CPU: Final = DLDeviceType.kDLCPU  # compared by identity: `==` is a function in Python
-_MANAGED: Final = DLDeviceType.kDLCUDAManaged
 # Where DLManagedTensorVersioned has the device, in int32; the major version is first.
 _DEVICE: Final = (
     ffi.offsetof("DLManagedTensorVersioned", "dl_tensor") + ffi.offsetof("DLTensor", "device")
@@ -87,8 +84,6 @@ def tensor_rule(cls: type) -> Packer | None:
         return _pack_exporter
     if not defines(cls, "__dlpack__"):
         return None
-    if cls is getattr(sys.modules.get("numpy"), "ndarray", None):
-        return _pack_numpy
     table = table_of(cls)
     if table is None:
         library = library_of(cls)
@@ -165,20 +160,6 @@ def _pack_producer(value: Any, keep: Temporaries, *, declared: bool = False) -> 
     return packed
 
 
-def _pack_numpy(value: Any, keep: Temporaries) -> tuple[int, int]:
-    """By numpy's own struct, without a Tensor of ours."""
-    try:
-        owner = OwnExport(value, None)
-    except unless_handler(Exception):  # from_dlpack knows more dtypes, older numpys, and why not
-        return _pack_producer(value, keep)
-    read_only = ffi.cast(_WORDS, owner.managed_address)[_FLAGS] & _FLAG_READ_ONLY
-    if read_only and not keep.reading:
-        raise _read_only(value)
-    handle = _read_only_object(owner) if read_only else _object_of(owner)
-    keep.append(handle)
-    return _TENSOR, handle
-
-
 def _table_packer(
     table: ForeignTable, torchs: ForeignTable | None = None, *, declared: bool = False
 ) -> Packer:
@@ -244,34 +225,24 @@ def _pack_native(value: Any, keep: Temporaries) -> tuple[int, int]:
     return pack_own(tensor, keep, value)
 
 
-class _Owner(Protocol):
-    """A struct of DLPack 1, deleted with this object unless `release` has given it away."""
-
-    @property
-    def managed_address(self) -> int:
-        """The address of the struct."""
-
-    def release(self) -> int:
-        """Leave the struct to whoever has taken it; harmless the second time."""
-
-
-def _tensor_object(owner: _Owner, kind: type[Handle] = Handle) -> Handle:
+def _tensor_object(owner: OwnExport | Received, kind: type[Handle] = Handle) -> Handle:
     """The Tensor object that takes the struct from *owner*."""
     if ffi.cast(_WORDS, owner.managed_address)[_FLAGS] & _FLAG_READ_ONLY:
         return _read_only_object(owner)
-    return _object_of(owner, kind)
+    return _object_of(owner.managed_address, owner.release, kind)
 
 
-def _object_of(owner: _Owner, kind: type[Handle] = Handle) -> Handle:
+def _object_of(managed: int, release: Callable[[], object], kind: type[Handle] = Handle) -> Handle:
+    """The Tensor object that takes the struct at *managed*, which is then to be released."""
     out = ffi.new("intptr_t[1]")
     try:
-        if _from_dlpack(owner.managed_address, 0, 0, out):
+        if _from_dlpack(managed, 0, 0, out):
             refusal = raised()
             raise ExchangeError(f"libtvm_ffi refused the tensor: {refusal}") from refusal
-        owner.release()
+        release()
     except BaseException:  # the refusal, or a Ctrl-C that came meanwhile
         if out[0]:
-            owner.release()
+            release()  # harmless the second time
             Handle(out[0])
         raise
     return kind(out[0])
@@ -336,36 +307,23 @@ def _forget_export(
 _FORGET_EXPORT: Final = destructor("void(*)(DLManagedTensorVersioned *)", _forget_export)
 
 
-class _Copy:
-    """A copy of the struct of *owner*, which lives in `_exports` until its deleter is called."""
+def _read_only_object(owner: OwnExport | Received) -> Handle:
+    """The Tensor object over *owner*'s read-only memory, marked as such as long as it lives.
 
-    __slots__ = ("given", "managed_address", "struct")
-
-    def __init__(self, owner: _Owner) -> None:
-        theirs = ffi.cast("DLManagedTensorVersioned *", owner.managed_address)
-        self.struct = ffi.new("DLManagedTensorVersioned *", theirs[0])
-        self.struct.manager_ctx, self.struct.deleter = ffi.NULL, _FORGET_EXPORT
-        self.managed_address = address(self.struct)
-        self.given = False
-
-    def release(self) -> int:
-        """Note that the deleter will be called."""
-        self.given = True
-        return self.managed_address
-
-
-def _read_only_object(owner: _Owner) -> Handle:
-    """`_object_of` for read-only memory, marked as such for as long as the object lives."""
-    copy = _Copy(owner)
-    key = copy.managed_address
-    export = [copy.struct, owner, 0]
+    It takes a copy of the struct, which lives in `_exports` until its deleter is called.
+    """
+    theirs = ffi.cast("DLManagedTensorVersioned *", owner.managed_address)
+    struct = ffi.new("DLManagedTensorVersioned *", theirs[0])
+    struct.manager_ctx, struct.deleter = ffi.NULL, _FORGET_EXPORT
+    key, taken = address(struct), [False]
+    export = [struct, owner, 0]
     try:
         _exports[key] = export
-        handle = _object_of(copy)
+        handle = _object_of(key, partial(taken.__setitem__, 0, True))
         _readonly[int(handle)] = key
         export[2] = int(handle)
     except BaseException:  # refused, or a Ctrl-C
-        if not copy.given:
+        if not taken[0]:
             _exports.pop(key, None)
         raise
     return handle
@@ -411,27 +369,8 @@ def lent_tensor(_tag: int, payload: int) -> Tensor:
 
 
 def converter(like: Any) -> Callable[[Any], Any]:
-    """A function that makes a Tensor a tensor of *like*, and leaves other values alone.
-
-    *like* is a class whose type has an exchange table (``torch.Tensor``), any
-    other class of a library, or a library's name.
-    """
-    if isinstance(like, type) and not is_readonly_torch(like):  # its table makes plain tensors
-        table = table_of(like)
-        if table is not None:
-            return lambda value: _wrapped(value, table) if isinstance(value, Tensor) else value
-        like = like.__module__.partition(".")[0]
+    """A function that makes a Tensor an array of *like*, and leaves other values alone."""
     return lambda value: as_library(value, like, None) if isinstance(value, Tensor) else value
-
-
-def _wrapped(tensor: Tensor, table: ForeignTable) -> Any:
-    """*tensor* as a tensor of the library of *table*, whose stream comes after our work."""
-    device = tensor.device
-    if not device.is_host or device.type is _MANAGED:
-        with suppress(BackendUnavailable):  # no work of ours is on it
-            # A library's 0 is its default stream.
-            order_consumer(tensor, table.current_work_stream(device) or None)
-    return table.wrap_export(own_export_of(tensor))
 
 
 ALONE: Final = 1 << 32 | 1
