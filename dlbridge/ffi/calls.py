@@ -17,6 +17,7 @@ import linecache
 import re
 import sys
 import threading
+from array import array
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -295,12 +296,19 @@ def new_frame(count: int = FAST) -> Frame:
 
 def pack_frame(arguments: Sequence[Any], keep: Temporaries) -> Memory:
     """New memory with *arguments*, good while *keep* lives."""
-    memory = new_memory(len(arguments))
+    count = len(arguments)
+    memory = new_memory(count)
     words = memory[0]
-    place = 2
-    for argument in arguments:
-        words[place], words[place + 1] = pack(argument, keep)
-        place += 2
+    if count > FAST and set(map(type, arguments)) == {int}:  # what large arrays are made of
+        try:
+            words[3::2] = memoryview(array("q", arguments))
+        except OverflowError:
+            pass  # a BigInt among them
+        else:
+            words[2::2] = memoryview(array("q", (_INT,)) * count)
+            return memory
+    for place, argument in enumerate(arguments, 1):
+        words[2 * place], words[2 * place + 1] = pack(argument, keep)
     return memory
 
 
@@ -337,12 +345,15 @@ def perform(words: memoryview, function: Callable[..., int], *arguments: Any) ->
     return tag, owner(words[1])  # in line: a Ctrl-C comes before the payload has an owner, or after
 
 
-def call_with_gil(function: int, arguments: Sequence[Any]) -> tuple[int, int]:
+def call_with_gil(
+    function: int, arguments: Sequence[Any], keep: Temporaries | None = None
+) -> tuple[int, int]:
     """Call a function that touches tables without a lock: the GIL is theirs.
 
     The registry, the type table, and lists and dicts under change. Tag and payload, owned.
+    *keep*: that of the call for which the function makes an argument.
     """
-    keep = Members()
+    keep = Members() if keep is None else keep
     words, first, result = pack_frame(arguments, keep)
     place = address(first)
     count = len(arguments)

@@ -51,7 +51,6 @@ from .containers import (
     List,
     Map,
     Shape,
-    build_by,
     pack_mapping,
     pack_peer_container,
     pack_sequence,
@@ -512,7 +511,7 @@ def _become(self: Any, /, fconstructor: Function, *args: Any) -> None:
     """``__init_handle_by_constructor__``: let *self* wrap the object that a function makes."""
     if getattr(self, "_handle", None) is not None:
         raise TypeError(f"this {type(self).__name__} is constructed already")
-    tag, payload = build_by(handle_of(fconstructor), args)
+    tag, payload = call_with_gil(handle_of(fconstructor), args)
     index = tag & INDEX_MASK
     expected = getattr(type(self), "__tvm_ffi_type_info__", info_of(C.kTVMFFIObject)).type_index
     if index < OBJECT_BEGIN or expected not in (index, *info_of(index).ancestors):

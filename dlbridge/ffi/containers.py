@@ -22,7 +22,7 @@ from collections.abc import (
     Sequence,
     ValuesView,
 )
-from itertools import accumulate, chain, cycle, repeat
+from itertools import chain, cycle, repeat
 from operator import itemgetter
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex, TypeVar, overload
@@ -39,13 +39,12 @@ from .any import (
     Members,
     Temporaries,
     convert,
-    heap_text,
     pack,
     unpack,
     untrack,
     view,
 )
-from .calls import ask, builtin, call_with_gil, new_memory, perform
+from .calls import ask, builtin, call_with_gil
 from .errors import Error, raised
 from .objects import (
     MAX_DEPTH,
@@ -99,91 +98,25 @@ def decode(data: Any, size: int) -> list[Any]:
         return payloads.tolist()
     if tags == array("q", (_FLOAT,)) * size:
         return memoryview(payloads).cast("B").cast("d").tolist()
-    return [
-        payload if tag == _INT else heap_text(payload) if tag == _STR else view(tag, payload)
-        for tag, payload in zip(tags, payloads, strict=True)
-    ]
+    return list(map(view, tags, payloads))
 
 
-# Containers, and objects that have no value to compare. The low byte of a tag
-# is enough to rule them out; what else has it does no harm.
-_NESTED: Final = bytes(
-    (
-        C.kTVMFFIError,
-        C.kTVMFFIFunction,
-        C.kTVMFFITensor,
-        C.kTVMFFIArray,
-        C.kTVMFFIMap,
-        C.kTVMFFIModule,
-        C.kTVMFFIOpaquePyObject,
-        C.kTVMFFIList,
-        C.kTVMFFIDict,
-    )
-)
+_PLAIN: Final = bytes((*range(OBJECT_BEGIN), C.kTVMFFIStr, C.kTVMFFIBytes))
+"""The low bytes of the tags of plain values. What else has one is no container and no tensor."""
 
 
 def nested(data: Any, size: int) -> list[Any]:
     """Like `decode`, but empty where all values are plain: 2 us for a thousand."""
     kinds = ffi.buffer(data, ANY_SIZE * size)[:][::ANY_SIZE] if size else b""
-    return [] if kinds == kinds.translate(None, _NESTED) else decode(data, size)
-
-
-def _alike(values: Sequence[Any], keep: Temporaries) -> tuple[int, array[int]] | None:
-    """The tag and the payloads of values that are all `int`, all `float` or all `str`."""
-    kinds = set(map(type, values))
-    if kinds == {int}:
-        try:
-            return _INT, array("q", values)
-        except OverflowError:  # a BigInt among them
-            return None
-    if kinds == {float}:
-        return _FLOAT, array("q", array("d", values).tobytes())
-    if kinds == {str}:
-        parts = [value.encode("utf-8", "surrogateescape") for value in values]
-        texts = b"\0".join([*parts, b""])
-        if texts.count(0) == len(parts):  # none has a NUL of its own
-            buffer = ffi.from_buffer(texts)
-            keep.append(buffer)
-            ends = accumulate([len(part) + 1 for part in parts], initial=address(buffer))
-            return _RAW_STR, array("q", list(ends)[:-1])
-    return None
-
-
-def _pack_all(values: Sequence[Any], keep: Temporaries) -> Any:
-    """A TVMFFIAny array with *values*, borrowed: good while *keep* lives."""
-    size = len(values)
-    memory = ffi.new("TVMFFIAny[]", size)
-    words = memoryview(ffi.buffer(memory)).cast("B").cast("q")
-    alike = _alike(values, keep)
-    if alike is not None:
-        tag, payloads = alike
-        words[::2] = memoryview(array("q", (tag,)) * size)
-        words[1::2] = memoryview(payloads)
-        return memory
-    place = 0
-    for value in values:
-        words[place], words[place + 1] = pack(value, keep)
-        place += 2
-    return memory
-
-
-def build_by(
-    function: int, values: Sequence[Any], keep: Temporaries | None = None
-) -> tuple[int, int]:
-    """Tag and payload, owned, of what the function at the address *function* makes of *values*.
-
-    *keep* notes the streams of tensors among them, for the call that they are for.
-    """
-    keep = Members() if keep is None else keep
-    words, _none, result = new_memory(0)
-    arguments = _pack_all(values, keep)
-    place, count = address(arguments), len(values)
-    return perform(words, py.TVMFFIFunctionCall, function, place, count, address(result))
+    return decode(data, size) if kinds.translate(None, _PLAIN) else []
 
 
 def build(constructor: str, values: Sequence[Any], keep: Temporaries | None = None) -> Handle:
-    """The new object that the library's function *constructor* makes of *values*."""
-    made = build_by(builtin(constructor), values, keep)[1]
+    """The new object that the library's function *constructor* makes of *values*.
+
+    *keep* notes the streams of tensors among them, for the call that they are for.
+    """
+    made = call_with_gil(builtin(constructor), values, keep)[1]
     assert isinstance(made, Handle)  # constructors make objects
     return made
 
@@ -295,14 +228,12 @@ def _agree(ours: Container, theirs: Container) -> bool:
     while waiting:
         one, other = waiting.pop()
         for x, y in one._paired(other):
-            if x is y:
-                continue
             if isinstance(x, Container):
                 pair = handle_of(x), handle_of(y)
                 if pair not in seen:
                     seen.add(pair)
                     waiting.append((x, y))
-            elif not _same_object(x, y):
+            elif not same(x, y):
                 return False
     return True
 
@@ -311,21 +242,16 @@ def same(x: Any, y: Any) -> bool:
     """Whether two elements are equal: in type and value, as containers compare them."""
     if x is y:
         return True
-    if type(x) is not type(y):
-        return isinstance(x, Container) and isinstance(y, Container) and x == y
-    if isinstance(x, float):
-        return x == y or (x != x and y != y)  # NaN, to the library, equals itself
-    return bool(_same_object(x, y))
-
-
-def _same_object(x: Any, y: Any) -> bool:
-    if isinstance(x, Tensor):
-        return x is y
-    if isinstance(x, Error) and isinstance(y, Error):
+    if isinstance(x, Container) and isinstance(y, Container):
+        return x == y
+    if type(x) is not type(y) or isinstance(x, Tensor):
+        return False
+    if isinstance(x, Error):
         # An exception becomes a new Error each time that it is passed.
         exception = x.extra_context
-        return x == y or (exception is not None and exception is y.extra_context)
-    return bool(x == y)
+        return exception is not None and exception is y.extra_context
+    # NaN, to the library, equals itself.
+    return bool(x == y or (isinstance(x, float) and x != x and y != y))
 
 
 def tensors_in(value: Container) -> list[Tensor]:
@@ -357,14 +283,6 @@ def _cell(handle: int) -> Any:
     return ffi.cast("TVMFFISeqCell *", handle + HEADER)
 
 
-def _word(handle: Handle, place: int) -> bytes:
-    """The element at *place* as C has it; empty where there is none."""
-    cell = _cell(handle)
-    if place >= cell.size:
-        return b""
-    return bytes(ffi.buffer(ffi.cast("char *", cell.data) + ANY_SIZE * place, ANY_SIZE))
-
-
 class _Sequence(Container, Sequence[_T_co]):
     """The common part of Array and List; both begin with a TVMFFISeqCell."""
 
@@ -388,19 +306,15 @@ class _Sequence(Container, Sequence[_T_co]):
         return type(self)(other) if fits else None
 
     def _position(self, index: SupportsIndex) -> int:
+        size, name = len(self), type(self).__name__
         try:
-            place = operator.index(index)
+            return range(size)[index]
+        except IndexError:
+            raise IndexError(f"index {index} is out of range for {name} of size {size}") from None
         except TypeError:
             raise TypeError(
-                f"{type(self).__name__} indices must be integers or slices, "
-                f"not {type(index).__name__}"
+                f"{name} indices must be integers or slices, not {type(index).__name__}"
             ) from None
-        size = len(self)
-        if not -size <= place < size:
-            raise IndexError(
-                f"index {place} is out of range for {type(self).__name__} of size {size}"
-            )
-        return place + size if place < 0 else place
 
     def _item(self, place: int) -> Any:
         return self._call("GetItem", place)
@@ -533,10 +447,10 @@ class List(_Sequence[_T], MutableSequence[_T]):
         ask("ffi.ListReplaceSlice", copy, 0, 0, self)
         return handle_of(copy)
 
-    def _replace(self, start: int, stop: int, new: List[Any]) -> None:
+    def _replace(self, places: range, new: List[Any]) -> None:
         # What is removed lives until C++ is done: its finalizer may look at this List.
-        removed = self._held() if start < stop else None
-        self._call("ReplaceSlice", start, stop, new)
+        removed = self._held() if places else None
+        self._call("ReplaceSlice", places.start, places.start + len(places), new)
         del removed
 
     @overload
@@ -549,11 +463,10 @@ class List(_Sequence[_T], MutableSequence[_T]):
             if isinstance(new, Packed):
                 self._call("SetItem", self._position(index), new)
                 return
-            start, stop, step = index.indices(len(self))
-            if step == 1:
-                self._replace(start, max(start, stop), new)
+            places = range(len(self))[index]
+            if places.step == 1:
+                self._replace(places, new)
                 return
-            places = range(start, stop, step)
             if len(new) != len(places):
                 raise ValueError(
                     f"attempt to assign sequence of size {len(new)} "
@@ -567,24 +480,18 @@ class List(_Sequence[_T], MutableSequence[_T]):
             if not isinstance(index, slice):
                 self._call("Pop", self._position(index))
                 return
-            start, stop, step = index.indices(len(self))
-            if step == 1:
-                self._replace(start, max(start, stop), List())
+            places = range(len(self))[index]
+            if places.step == 1:
+                self._replace(places, List())
                 return
-            for place in sorted(range(start, stop, step), reverse=True):
+            for place in sorted(places, reverse=True):
                 self._call("Pop", place)
 
     def insert(self, index: SupportsIndex, value: _T) -> None:
         """Insert *value* before *index*, as into a Python list."""
-        place, item = operator.index(index), Packed(value)
+        item = Packed(value)
         with changing:
-            size = len(self)
-            place = max(0, place + size) if place < 0 else min(place, size)
-            self._call("Insert", place, item)
-
-    def append(self, value: _T) -> None:
-        """Add *value* at the end."""
-        self.insert(sys.maxsize, value)
+            self._call("Insert", range(len(self))[index:].start, item)
 
     def extend(self, values: Iterable[_T]) -> None:
         """Add all of *values* at the end, or none if one cannot be converted."""
@@ -593,23 +500,20 @@ class List(_Sequence[_T], MutableSequence[_T]):
     def pop(self, index: SupportsIndex = -1) -> _T:
         """Remove and return the element at *index*."""
         with changing:
-            if not len(self):
-                raise IndexError("pop from empty List")
             return self._call("Pop", self._position(index))  # type: ignore[no-any-return]
 
     def remove(self, value: _T) -> None:
         """Remove the first element that equals *value*."""
         wanted = convert(value)
         while True:
-            held = self._held()
-            items = decode(_cell(held).data, _cell(held).size)
+            before = self._content()
             # Without the lock: a comparison may run code of the elements.
-            place = next((i for i, item in enumerate(items) if same(item, wanted)), None)
+            place = next((i for i, item in enumerate(before) if same(item, wanted)), None)
             if place is None:
                 raise ValueError(f"{value!r} is not in the {type(self).__name__}")
             with changing:
-                # Objects are the same at the same address, as *held* keeps them.
-                if _word(self._held(), place) == _word(held, place):
+                now = self._content()
+                if place < len(now) and same(now[place], before[place]):
                     self._call("Pop", place)
                     return
 
@@ -712,7 +616,7 @@ def _pairs(values: Any) -> list[Any]:
     return list(chain.from_iterable((key, value) for key, value in pairs))
 
 
-def _packed_key(key: Any) -> Packed:
+def _packed_key(key: Any) -> Any:
     """A key that is passed twice: to find its value, and to change it."""
     if type(key) is MovedObject:
         name = type(key.value).__name__
@@ -799,27 +703,11 @@ class _Mapping(Container, Mapping[_K, _V_co]):
     def _paired(self, other: Any) -> Iterable[tuple[Any, Any]]:
         return ((value, other.get(key)) for key, value in self._content())
 
-    def _find(self, key: Any) -> tuple[int, int] | None:
-        """Tag and payload of the value for *key*, owned by the caller; None if there is none."""
-        found = call_with_gil(builtin(f"{self._name}GetItemOrMissing"), (self, key))
-        if found[1] == _missing and found[0] >= OBJECT_BEGIN:
-            return None
-        return found
-
     def __getitem__(self, key: _K) -> _V_co:
-        found = self._find(key)
-        if found is None:
+        tag, payload = call_with_gil(builtin(f"{self._name}GetItemOrMissing"), (self, key))
+        if payload == _missing and tag >= OBJECT_BEGIN:
             raise KeyError(key)
-        return unpack(*found)  # type: ignore[no-any-return]
-
-    if not TYPE_CHECKING:  # the types are Mapping's
-
-        def get(self, key: Any, default: Any = None) -> Any:
-            found = self._find(key)
-            return default if found is None else unpack(*found)
-
-    def __contains__(self, key: object) -> bool:
-        return self._call("Count", key) != 0  # type: ignore[no-any-return]
+        return unpack(tag, payload)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[_K]:
         return iter(self._read(decode)[::2])
@@ -922,51 +810,42 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
     def __setitem__(self, key: _K, value: _V) -> None:
         place, item = _packed_key(key), Packed(value)
         with changing:
-            # The value that goes lives until C++ is done: its finalizer may look at this Dict.
-            before = self._find(place)
-            try:
-                self._call("SetItem", place, item)
-            finally:
-                if before:
-                    unpack(*before)
+            before = self.get(place)
+            self._call("SetItem", place, item)
+        del before  # it lives until C++ is done: its finalizer may look at this Dict
 
     def __delitem__(self, key: _K) -> None:
         self.pop(key)
 
     if not TYPE_CHECKING:  # the types are MutableMapping's
 
-        def pop(self, key: Any, *default: Any) -> Any:  # anybody's: the value
+        def pop(self, key: Any, default: Any = _missing) -> Any:  # anybody's: the value
             """Remove *key* and return its value, or *default* if it is not there."""
-            if len(default) > 1:
-                raise TypeError(f"pop expected at most 2 arguments, got {1 + len(default)}")
             place = _packed_key(key)
             with changing:
-                found = self._find(place)
-                if found is not None:
-                    value = unpack(*found)
+                value = self.get(place, _missing)
+                if value is not _missing:
                     self._call("Erase", place)
                     return value
-            if default:
-                return default[0]
-            raise KeyError(key)
+            if default is _missing:
+                raise KeyError(key)
+            return default
 
         def setdefault(self, key: Any, default: Any = None) -> Any:  # anybody's: the value
             """The value for *key*; if there is none, *default* becomes it."""
             place, item = _packed_key(key), Packed(default)
             with changing:
-                found = self._find(place)
-                if found is None:
-                    self._call("SetItem", place, item)
-                    return default
-            return unpack(*found)
+                if place in self:
+                    return self[place]
+                self._call("SetItem", place, item)
+                return default
 
     def popitem(self) -> tuple[_K, _V]:
         """Remove and return the first pair."""
         with changing:
-            keys = list(self)
-            if not keys:
+            if not self:
                 raise KeyError("popitem from an empty Dict")
-            return keys[0], self.pop(keys[0])
+            return super().popitem()
 
     def clear(self) -> None:
         """Remove everything."""

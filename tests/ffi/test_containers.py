@@ -381,7 +381,7 @@ def test_changing_a_dict():
     for change in (lambda: values.pop("zzz"), lambda: values.__delitem__("zzz")):
         with pytest.raises(KeyError, match="zzz"):
             change()
-    with pytest.raises(TypeError, match="at most 2"):
+    with pytest.raises(TypeError, match="from 2 to 3 positional arguments"):
         values.pop("a", 1, 2)
     values.clear()
     assert values == {}
