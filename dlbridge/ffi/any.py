@@ -70,6 +70,11 @@ class Temporaries(list[Any]):
             self.streams = []
         self.streams.append((device_type, device_id, stream))
 
+    def own(self, index: int, handle: Handle) -> tuple[int, Handle]:
+        """Tag and payload of an object of type *index*, whose reference lives as long as this."""
+        self.append(handle)
+        return index, handle
+
 
 class Members(Temporaries):
     """Temporaries of a call that runs no kernel: streams do not matter."""
@@ -405,9 +410,7 @@ def _new_object(make: Any, content: ByteArray, keep: Temporaries) -> tuple[int, 
     except BaseException:  # that one, or a Ctrl-C that came meanwhile
         release(out.type_index, out.v_int64)
         raise
-    handle = Handle(out.v_int64)
-    keep.append(handle)
-    return out.type_index, handle
+    return keep.own(out.type_index, Handle(out.v_int64))
 
 
 def _pack_bool(value: Any, _keep: Temporaries) -> tuple[int, int]:

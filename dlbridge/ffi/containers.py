@@ -529,12 +529,7 @@ class List(_Sequence[_T], MutableSequence[_T]):
 
 def pack_sequence(value: Any, keep: Temporaries) -> tuple[int, int]:
     """A Python list or tuple as an Array."""
-    handle = build("ffi.Array", value, keep)
-    keep.append(handle)
-    return C.kTVMFFIArray, handle
-
-
-_SHAPE: Final[int] = C.kTVMFFIShape
+    return keep.own(C.kTVMFFIArray, build("ffi.Array", value, keep))
 
 
 class Shape(tuple[int, ...]):
@@ -584,8 +579,7 @@ def pack_shape(value: Any, keep: Temporaries) -> tuple[int, int]:
         if isinstance(value, Shape):
             untrack(handle)
             value._object = handle
-    keep.append(handle)
-    return _SHAPE, handle
+    return keep.own(C.kTVMFFIShape, handle)
 
 
 def shape_of(owned: Handle, _index: int) -> Shape:
@@ -857,6 +851,4 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
 
 def pack_mapping(value: Any, keep: Temporaries) -> tuple[int, int]:
     """A Python dict as a Map."""
-    handle = build("ffi.Map", _pairs(value), keep)
-    keep.append(handle)
-    return C.kTVMFFIMap, handle
+    return keep.own(C.kTVMFFIMap, build("ffi.Map", _pairs(value), keep))

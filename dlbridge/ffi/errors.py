@@ -476,6 +476,4 @@ def _create(
 
 def pack_exception(value: BaseException, keep: Temporaries) -> tuple[int, int]:
     """An exception as an Error object."""
-    handle = error_of(value)
-    keep.append(handle)
-    return C.kTVMFFIError, handle
+    return keep.own(C.kTVMFFIError, error_of(value))

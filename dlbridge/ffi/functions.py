@@ -185,9 +185,7 @@ def make_function(function: Callable[..., Any]) -> Handle:
 
 def pack_callable(value: Callable[..., Any], keep: Temporaries) -> tuple[int, int]:
     """A Python callable as a new function object."""
-    handle = make_function(value)
-    keep.append(handle)
-    return C.kTVMFFIFunction, handle
+    return keep.own(C.kTVMFFIFunction, make_function(value))
 
 
 def check_symbol(symbol: int) -> None:
@@ -598,7 +596,7 @@ def described(function: Function, metadata: Mapping[str, Any] | str, name: str =
     """
     function._metadata = metadata
     function._name = name
-    if type(function) is Function and not isinstance(metadata, str) and "arg_names" in metadata:
+    if type(function) is Function and "arg_names" in metadata:
         function.__class__ = KeywordFunction
     return function
 
@@ -701,8 +699,6 @@ def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
         text = ask("ffi.GetGlobalFuncMetadata", name) or ""
     except unless_handler(RuntimeError):
         text = ""  # another thread has just removed the name; the function is ours
-    if '"arg_names"' in text or "DLTensor*" in text:
-        return described(function, parse(text), name)
     return described(function, text, name)
 
 

@@ -115,8 +115,7 @@ def pack_own(
     except AttributeError:  # not passed before
         handle = None
     if type(handle) is HostHandle:
-        keep.append(handle)
-        return _TENSOR, handle
+        return keep.own(_TENSOR, handle)
     if value.readonly and not (declared or keep.reading):
         raise _read_only(value if given is None else given)
     device = value.device
@@ -126,10 +125,9 @@ def pack_own(
         handle = _tensor_object(own_export_of(value, 0), kind)
         untrack(handle)
         value._native = handle
-    keep.append(handle)
     if device.type is not _CPU:
         keep.on_device(device.type, device.index, partial(_stream_of_own, memory_of(value)))
-    return _TENSOR, handle
+    return keep.own(_TENSOR, handle)
 
 
 def _pack_exporter(value: Any, keep: Temporaries) -> tuple[int, int]:
@@ -184,16 +182,12 @@ def _table_packer(
             raise ExchangeError(f"the tensor comes by DLPack {head[0]}, libtvm_ffi speaks 1")
         if not is_own:
             read_managed(owner.managed_address)
-        handle = _tensor_object(owner)
-        keep.append(handle)
+        packed = keep.own(_TENSOR, _tensor_object(owner))
         if device_type != _CPU:
             device = Device.of(device_type, device_id)
-            keep.on_device(
-                device.type,
-                device.index,
-                partial(table.current_work_stream, device),
-            )
-        return _TENSOR, handle
+            stream = partial(table.current_work_stream, device)
+            keep.on_device(device.type, device.index, stream)
+        return packed
 
     return pack_by_table
 
