@@ -134,6 +134,9 @@ CONSTRUCTORS: Final[dict[int, Constructor]] = {}
 
 packers: Final[dict[type, Packer]] = {}
 """Cache: exact class -> packer, as `packer_of` found it."""
+lendable: Final[dict[type, tuple[Any, ...]]] = {}
+"""Classes in `packers` whose tensors a call lends without their packer: torch's, with ``is_neg``
+and what writes the DLTensor, and numpy's, with nothing."""
 
 
 def packer_of(cls: type) -> Packer:
@@ -143,6 +146,7 @@ def packer_of(cls: type) -> Packer:
         return found
     if len(packers) > CACHED_CLASSES:  # the cache keeps classes alive: it must not grow for ever
         packers.clear()
+        lendable.clear()
     found = packers[cls] = EXACT.get(cls) or next(filter(None, (rule(cls) for rule in RULES)))
     return found
 

@@ -43,21 +43,21 @@ from dlbridge.kit.resources import shared_lock
 
 from ._lib import C, address, ffi, py
 from .any import (
-    CACHED_CLASSES,
     HEADER,
     LAST_INDEX,
     OBJECT_BEGIN,
     ByteArray,
     Handle,
     Members,
-    Packer,
     Temporaries,
+    lendable,
     made_with_gil,
     new_place,
     pack,
     pack_int,
     pack_str,
     packer_of,
+    packers,
     release,
     short_texts,
     unpack,
@@ -68,12 +68,10 @@ from .tensors import (
     ALONE,
     TENSOR_WORDS,
     HostHandle,
-    is_lent_numpy,
     name_argument,
     on_torchs_stream,
     pack_own,
     ready_tensor,
-    torch_filling,
 )
 
 if TYPE_CHECKING:
@@ -510,31 +508,6 @@ class BoundCall(Protocol):
 
 # --- Function.__call__ and Function.bind --------------------------------------------
 
-_ways: Final[dict[type, Packer]] = {}
-"""Cache: exact class -> packer of what is not packed in line."""
-_numpy: Final[set[type]] = set()
-_torch: Final[set[type]] = set()
-"""The classes whose tensors are lent in line; their packers take what cannot be lent."""
-_is_neg: Any = None
-_fill: Any = None
-
-
-def _way_of(cls: type) -> Packer:
-    """The packer for instances of *cls*; from now on they are lent, if they can be."""
-    global _is_neg, _fill
-    if len(_ways) > CACHED_CLASSES:  # as in `packer_of`
-        _ways.clear()
-        _torch.clear()
-    filling = torch_filling(cls)
-    if filling is not None:
-        _is_neg, _fill = filling
-        _torch.add(cls)
-    elif is_lent_numpy(cls):
-        _numpy.add(cls)
-    found = _ways[cls] = packer_of(cls)
-    return found
-
-
 # Copied: an attribute of a cffi library costs 30 ns, a global 2.
 _CALL: Final = C.TVMFFIFunctionCall
 _INT: Final[int] = C.kTVMFFIInt
@@ -595,14 +568,16 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
                 words[2 * count + 2] = words[2 * count + 3] = 0
             else:
                 place = 0
-                if kind in _torch:
-                    argument, filling, own, octets, at, _ = tensors[lent] or ready_tensor(
+                filling = lendable.get(kind)
+                if filling:
+                    is_neg, fill = filling
+                    argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(
                         tensors, lent
                     )
                     argument.value = value
                     try:
                         # Complex numbers may be lazily conjugated.
-                        refused = _is_neg(value) or _fill(*filling) or octets[_CODE_AT] == _COMPLEX
+                        refused = is_neg(value) or fill(*places) or octets[_CODE_AT] == _COMPLEX
                         if own[_DEVICE_WORD] != _CPU and not refused:
                             on_torchs_stream(value, own[_DEVICE_WORD], keep)
                     except unless_handler(Exception):
@@ -611,7 +586,7 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
                         argument.value = 0
                     else:
                         place = at
-                elif kind in _numpy:
+                elif filling is not None:
                     try:
                         capsule = value.__dlpack__(max_version=DLPACK_VERSION)
                     except unless_handler(Exception):
@@ -627,7 +602,7 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
                     words[2 * count + 2] = _TENSOR
                     words[2 * count + 3] = place
                 else:  # the packer knows what to do, or says why nothing can be done
-                    packer = _ways.get(kind) or _way_of(kind)
+                    packer = packers.get(kind) or packer_of(kind)
                     words[2 * count + 2], words[2 * count + 3] = packer(value, keep)
             count += 1  # <- loop
         pointer, call_c = self._pointer, _CALL

@@ -46,7 +46,7 @@ from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
 from ._lib import C, address, destructor, ffi
-from .any import HEADER, Handle, Packer, Temporaries, WeakTable, defines, pack, untrack
+from .any import HEADER, Handle, Packer, Temporaries, WeakTable, defines, lendable, pack, untrack
 from .errors import raised
 from .objects import Argument, pack_opaque
 
@@ -88,10 +88,17 @@ def tensor_rule(cls: type) -> Packer | None:
     if table is None:
         library = library_of(cls)
         declared = library is not None and library.immutable  # as its users know
+        if _is_lent_numpy(cls):
+            lendable[cls] = ()
         return partial(_pack_producer, declared=True) if declared else _pack_producer
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor):
-        return _table_packer(table, table_of(torch.Tensor), declared=is_readonly_torch(cls))
+        torchs, declared = table_of(torch.Tensor), is_readonly_torch(cls)
+        # A DLTensor has no flags; all other tensors of torch may be written. Structs of a
+        # stranger are checked.
+        if torchs and table.address == torchs.address and table.fill_view and not declared:
+            lendable[cls] = torch.Tensor.is_neg, table.fill_view
+        return _table_packer(table, torchs, declared=declared)
     return _table_packer(table)
 
 
@@ -423,7 +430,7 @@ def _at_exit() -> None:
         own[2] = HARMLESS
 
 
-def is_lent_numpy(cls: type) -> bool:
+def _is_lent_numpy(cls: type) -> bool:
     """Whether a call lends instances of *cls* by what numpy's DLTensor says."""
     numpy = sys.modules.get("numpy")
     if numpy is None or cls is not numpy.ndarray:
@@ -432,18 +439,6 @@ def is_lent_numpy(cls: type) -> bool:
     capsule = numpy.zeros(1).__dlpack__(max_version=DLPACK_VERSION)
     managed = ffi.cast("DLManagedTensorVersioned *", address_in(capsule))
     return bool(managed.dl_tensor.strides)
-
-
-def torch_filling(cls: type) -> tuple[Callable[[Any], bool], Callable[[Any, Any], int]] | None:
-    """``is_neg`` and what writes the DLTensor, if a call lends instances of *cls* by torch's."""
-    torch = sys.modules.get("torch")
-    if torch is None or not issubclass(cls, torch.Tensor) or is_readonly_torch(cls):
-        return None
-    # A DLTensor has no flags; all other tensors of torch may be written.
-    table, own = table_of(cls), table_of(torch.Tensor)
-    if table is None or own is None or table.address != own.address or table.fill_view is None:
-        return None  # structs of a stranger are checked
-    return torch.Tensor.is_neg, table.fill_view
 
 
 def on_torchs_stream(value: Any, where: int, keep: Temporaries) -> None:
