@@ -680,7 +680,7 @@ EXACT: Final[Mapping[type, Packer]] = {
 
 OBJECT_PROTOCOL: Final[Rule] = _protocol("__tvm_ffi_object__", pack)
 
-NUMBERS_AND_TEXTS: Final[tuple[Rule, ...]] = (
+VALUES: Final[tuple[Rule, ...]] = (
     _number_protocol("__cuda_stream__", _cuda_stream),
     subclasses_of("numpy", "bool_", _pack_bool),
     subclasses(numbers.Integral, pack_int),
@@ -690,8 +690,6 @@ NUMBERS_AND_TEXTS: Final[tuple[Rule, ...]] = (
     subclasses(numbers.Real, _pack_real),
     subclasses(str, _pack_text),
     subclasses((bytes, bytearray), _pack_bytes),
-)
-OTHER_VALUES: Final[tuple[Rule, ...]] = (
     subclasses(ctypes.c_void_p, _pack_opaque_pointer),
     _number_protocol("__tvm_ffi_opaque_ptr__", _method_pointer),
     subclasses_of("torch", "dtype", _pack_foreign_dtype),

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Mapping
-from itertools import count
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, count
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from dlbridge.core.implementation_details.handlers import unless_handler
@@ -23,12 +24,11 @@ from ._lib import C, address, ffi, py
 from .any import (
     CONSTRUCTORS,
     INDEX_MASK,
-    NUMBERS_AND_TEXTS,
     OBJECT_BEGIN,
     OBJECT_PROTOCOL,
-    OTHER_VALUES,
     RULES,
     TEXTS_AND_NUMBERS,
+    VALUES,
     ByteArray,
     Constructor,
     Handle,
@@ -84,7 +84,6 @@ from .objects import (
 from .tensors import lent_tensor, native_rule, tensor_of, tensor_rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
     from inspect import Parameter, Signature
 
 
@@ -178,19 +177,29 @@ class Field:
 
 
 class Method:
-    """A method as the table has it: `function` takes the object first, unless `static`."""
+    """A method of a type: the member of its class; called with the object first, unless `static`.
+
+    Its signature is made when it is asked for: inspect takes 4 ms to import, of the 25 before a
+    first call of a function.
+    """
 
     def __init__(self, owner: str, info: Any) -> None:
-        self.owner: str = owner
-        self.name: str = text_of(info.name)
-        self.doc: str | None = text_of(info.doc) or None
+        self.name = self.__name__ = text_of(info.name)
+        self.__qualname__ = f"{owner}.{self.name}"
+        self.__doc__ = text_of(info.doc) or None
         self.static: bool = bool(info.flags & C.kTVMFFIFieldFlagBitMaskIsStaticMethod)
         self.function: Function = _any(ffi.addressof(info, "method"))
         self._metadata = text_of(info.metadata)
 
+    def __get__(self, holder: Object | None, _owner: type | None = None) -> Any:
+        return self if holder is None or self.static else MethodType(self, holder)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function of the library."""
+        return self.function(*arguments)
+
     @property
-    def signature(self) -> Signature:
-        """The signature, as far as the library says."""
+    def __signature__(self) -> Signature:
         return signature_of(parse(self._metadata))
 
 
@@ -419,7 +428,7 @@ def _equip(cls: type[Object], info: TypeInfo) -> type[Object]:
             if not hasattr(cls, name):  # a class that was not derived from the ancestor's
                 setattr(cls, name, member)
     members = _members(info)
-    members["__ffi_init__"] = members["__init__"] = _constructor(info)
+    members["__ffi_init__"] = members["__init__"] = Initializer(info)
     for name, behaviour in _BEHAVIOUR.items():
         if getattr(cls, name, None) is getattr(Object, name, None):
             members[name] = behaviour
@@ -433,78 +442,57 @@ def _equip(cls: type[Object], info: TypeInfo) -> type[Object]:
 
 def _members(info: TypeInfo) -> dict[str, Any]:
     """The fields and methods that a type adds to its ancestors'."""
-    members: dict[str, Any] = {found.name: _method(found) for found in info.methods}
+    members: dict[str, Any] = {found.name: found for found in info.methods}
     members |= {field.name: field for field in info.fields}
     return {name: member for name, member in members.items() if name not in _RESERVED}
-
-
-def _method(found: Method) -> Any:
-    """A method of the table as a Python function, with name, documentation and signature."""
-    function = found.function
-
-    def call(*arguments: Any) -> Any:
-        return function(*arguments)
-
-    _describe(call, found.owner, found.name, found.doc, lambda: found.signature)
-    return staticmethod(call) if found.static else call
-
-
-def _describe(
-    function: Any, owner: str, name: str, doc: str | None, signature: Callable[[], Signature]
-) -> None:
-    function.__name__, function.__qualname__ = name, f"{owner}.{name}"
-    function.__doc__ = doc
-    function.__wrapped__ = _Signed(signature)
-
-
-class _Signed:
-    """The object in which `inspect.signature` finds a function's signature, made when asked for.
-
-    inspect takes 4 ms to import, of the 25 before a first call of a function.
-    """
-
-    def __init__(self, make: Callable[[], Signature]) -> None:
-        self._make = make
-
-    @property
-    def __signature__(self) -> Signature:
-        return self._make()
 
 
 # --- Constructors -----------------------------------------------------------------
 
 
-def _constructor(info: TypeInfo) -> Callable[..., None]:
-    """``__ffi_init__``: make the C++ object, and let *self* be its wrapper."""
-    written = next((found for found in info.methods if found.name == "__ffi_init__"), None)
-    function = written.function if written else info.attribute("__ffi_init__")
+class Initializer:
+    """``__ffi_init__`` of a type: makes the C++ object, and lets *self* be its wrapper."""
 
-    def typed() -> Method | None:
-        # One that C++ wrote has parameters without names; the library's own takes
-        # anything, and knows the fields.
-        return written if written and "args" not in written.signature.parameters else None
+    __name__ = "__ffi_init__"
 
-    def signature() -> Signature:
-        own = typed()
-        if own:
-            return _with_self(own.signature.parameters.values())
-        return _with_self(_parameters(info) if function else ())
+    def __init__(self, info: TypeInfo) -> None:
+        written = next((found for found in info.methods if found.name == self.__name__), None)
+        self.__qualname__ = f"{info.type_key}.{self.__name__}"
+        self.__doc__ = written.__doc__ if written else None
+        self._info, self._written = info, written
+        self._function = written.function if written else info.attribute(self.__name__)
 
-    def construct(self: Any, /, *args: Any, **kwargs: Any) -> None:
-        if function is None:
-            raise TypeError(f"{info.type_key} has no constructor that can be called from Python")
-        if kwargs and typed():
-            raise TypeError(f"{info.type_key} takes positional arguments only")
+    def __get__(self, holder: Object | None, _owner: type | None = None) -> Any:
+        return self if holder is None else MethodType(self, holder)
+
+    def _typed(self) -> Signature | None:
+        """The signature of one that C++ wrote, whose parameters have no names.
+
+        The library's own takes anything, and knows the fields.
+        """
+        signature = self._written.__signature__ if self._written else None
+        return signature if signature and "args" not in signature.parameters else None
+
+    @property
+    def __signature__(self) -> Signature:
+        from inspect import Parameter, Signature
+
+        typed, own = self._typed(), [Parameter("self", Parameter.POSITIONAL_ONLY)]
+        if typed:
+            return Signature([*own, *typed.parameters.values()])
+        return Signature(own + (_parameters(self._info) if self._function else []))
+
+    def __call__(self, holder: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Make the object of *holder*."""
+        if self._function is None:
+            key = self._info.type_key
+            raise TypeError(f"{key} has no constructor that can be called from Python")
         arguments = list(args)
         if kwargs:
-            arguments.append(ask("ffi.GetKwargsObject"))
-            for name, value in kwargs.items():
-                arguments += name, value
-        _become(self, function, *arguments)
-
-    doc = written.doc if written else None
-    _describe(construct, info.type_key, "__ffi_init__", doc, signature)
-    return construct
+            if self._typed():
+                raise TypeError(f"{self._info.type_key} takes positional arguments only")
+            arguments += ask("ffi.GetKwargsObject"), *chain.from_iterable(kwargs.items())
+        _become(holder, self._function, *arguments)
 
 
 def _become(self: Any, /, fconstructor: Function, *args: Any) -> None:
@@ -521,12 +509,6 @@ def _become(self: Any, /, fconstructor: Function, *args: Any) -> None:
     self._adopt(payload)
     self._index = index
     remember(self, int(payload))
-
-
-def _with_self(parameters: Iterable[Parameter]) -> Signature:
-    from inspect import Parameter, Signature
-
-    return Signature([Parameter("self", Parameter.POSITIONAL_ONLY), *parameters])
 
 
 def _parameters(info: TypeInfo) -> list[Parameter]:
@@ -773,12 +755,11 @@ RULES.extend(
         defining("__chandle__", pack_peer),  # objects of tvm_ffi are what they are to C
         OBJECT_PROTOCOL,
         tensor_rule,
-        *NUMBERS_AND_TEXTS,
         subclasses(Shape, pack_shape),
         subclasses_of("tvm_ffi", "Shape", pack_shape),
         subclasses((list, tuple), pack_sequence),
         subclasses(dict, pack_mapping),
-        *OTHER_VALUES,
+        *VALUES,
         subclasses(BaseException, pack_exception),
         defining("__call__", pack_callable),
         native_rule,

@@ -13,6 +13,7 @@ import operator
 import sys
 from array import array
 from collections.abc import (
+    Callable,
     ItemsView,
     Iterable,
     Iterator,
@@ -57,10 +58,6 @@ from .objects import (
     new_wrapper,
     pack_peer,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _INT: Final[int] = C.kTVMFFIInt
 _FLOAT: Final[int] = C.kTVMFFIFloat

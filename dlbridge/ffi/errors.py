@@ -284,7 +284,7 @@ def drop_untaken() -> None:
     thread = get_ident()
     if thread in untaken:
         untaken.discard(thread)
-        drain()
+        take_raised()
     else:  # threads that have ended left nothing
         untaken.intersection_update([other.ident for other in threading.enumerate()])
 
@@ -297,7 +297,7 @@ def raised() -> BaseException:
     has made another failing call in between.
     """
     try:
-        owned = _take_raised()
+        owned = take_raised()
         if untaken:
             untaken.discard(get_ident())
         if owned is None:
@@ -318,23 +318,18 @@ def interrupted(error: SystemError) -> BaseException:
     That is how `PyErr_CheckSignals` inside a long call ends: cffi reports a
     SystemError whose cause is the KeyboardInterrupt.
     """
-    drain()
+    take_raised()
     return error.__cause__ or error
 
 
-def drain() -> None:
-    """Drop the thread's pending error, if any."""
-    _take_raised()
-
-
-def _take_raised() -> Handle | None:
+def take_raised() -> Handle | None:
     """Take the thread's pending error out of its state; None if there is none."""
     return made_with_gil(new_place(), py.TVMFFIErrorMoveFromRaised)[1]
 
 
 # An error left in thread-local state is freed after Python is gone; one that
 # holds a Python object crashes then.
-atexit.register(drain)
+atexit.register(take_raised)
 
 
 def _cell(handle: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
@@ -37,7 +37,6 @@ from .tensors import converter, readonly
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Mapping
     from inspect import Signature
 
     import jax

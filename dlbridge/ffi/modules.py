@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import sys
@@ -50,13 +49,10 @@ def names_in(file: Path) -> set[str]:
     The C API does not list the functions of a module.
     """
     try:
-        with file.open("rb") as opened:
-            if not 0 < file.stat().st_size <= _LARGEST:
-                return set()
-            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return {found[1].decode("ascii") for found in _SYMBOL.finditer(content)}
+        content = file.read_bytes() if file.stat().st_size <= _LARGEST else b""
     except OSError:
         return set()
+    return {found[1].decode("ascii") for found in _SYMBOL.finditer(content)}
 
 
 _LOADERS: Final = "ffi.Module.load_from_file."
@@ -95,6 +91,9 @@ class Module(Object):
 
     __module__ = "dlbridge.ffi"  # where users and pickles find it
 
+    # All calls hold the GIL (`ask`): loading registers functions and types in tables
+    # that have no lock, and import lists have none either.
+
     # The functions that were got are kept as attributes.
     __slots__ = ("__dict__",)
 
@@ -104,12 +103,7 @@ class Module(Object):
         """The library's answer about the function *name*; None for a name with a NUL."""
         if isinstance(name, str) and "\0" in name:
             return None  # C would look for what is before the NUL
-        return self._call(question, name, query_imports)
-
-    # All calls hold the GIL: loading registers functions and types in tables
-    # that have no lock, and import lists have none either.
-    def _call(self, name: str, *arguments: Any) -> Any:
-        return ask(name, self, *arguments)
+        return ask(question, self, name, query_imports)
 
     if TYPE_CHECKING:
         imports_: Array[Module]
@@ -261,7 +255,7 @@ class Module(Object):
     @property
     def kind(self) -> str:
         """The kind of the module, such as ``"library"`` for a shared library."""
-        return self._call("ffi.ModuleGetKind")  # type: ignore[no-any-return]
+        return ask("ffi.ModuleGetKind", self)  # type: ignore[no-any-return]
 
     @property
     def imports(self) -> list[Module]:
@@ -289,11 +283,11 @@ class Module(Object):
         1
         >>> module.clear_imports()
         """
-        self._call("ffi.ModuleImportModule", module)
+        ask("ffi.ModuleImportModule", self, module)
 
     def clear_imports(self) -> None:
         """Remove all modules from `imports`."""
-        self._call("ffi.ModuleClearImports")
+        ask("ffi.ModuleClearImports", self)
 
     def inspect_source(self, fmt: str = "") -> str:
         """The source that the module carries.
@@ -314,11 +308,11 @@ class Module(Object):
         >>> ffi.system_lib().inspect_source()
         ''
         """
-        return self._call("ffi.ModuleInspectSource", fmt)  # type: ignore[no-any-return]
+        return ask("ffi.ModuleInspectSource", self, fmt)  # type: ignore[no-any-return]
 
     def get_write_formats(self) -> list[str]:
         """The formats that `write_to_file` knows for this kind of module."""
-        return list(self._call("ffi.ModuleGetWriteFormats"))
+        return list(ask("ffi.ModuleGetWriteFormats", self))
 
     def write_to_file(self, file_name: str | os.PathLike[str], fmt: str = "") -> None:
         """Write the module to a file.
@@ -344,7 +338,7 @@ class Module(Object):
             ...
         RuntimeError: Module[library] does not support WriteToFile
         """
-        self._call("ffi.ModuleWriteToFile", os.fspath(file_name), fmt)
+        ask("ffi.ModuleWriteToFile", self, os.fspath(file_name), fmt)
 
     def get_property_mask(self) -> ModulePropertyMask:
         """The properties of the module, as flags.
@@ -359,7 +353,7 @@ class Module(Object):
         >>> ffi.system_lib().get_property_mask() & ffi.ModulePropertyMask.RUNNABLE
         <ModulePropertyMask.RUNNABLE: 2>
         """
-        return ModulePropertyMask(self._call("ffi.ModuleGetPropertyMask"))
+        return ModulePropertyMask(ask("ffi.ModuleGetPropertyMask", self))
 
     def is_binary_serializable(self) -> bool:
         """Whether the module can be converted to bytes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from dlbridge.core.values.devices import Device
@@ -26,9 +26,6 @@ from .any import (
     text_of,
     untrack,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 
 class Object:
