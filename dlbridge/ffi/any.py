@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import python_api
-from dlbridge.core.public import public_in
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType, dtype
 from dlbridge.core.values.text import with_article
@@ -701,7 +700,6 @@ VALUES: Final[tuple[Rule, ...]] = (
 """Rules for the classes of plain values: a class -> its packer, or None."""
 
 
-@public_in("dlbridge.ffi")
 def convert(value: Any) -> Any:  # anybody's: the value itself where nothing changes
     """*value* as it arrives on the other side.
 

@@ -35,7 +35,6 @@ from dlbridge.core.plugins.streams import (
     use_stream as use_backend_stream,
     user_stream,
 )
-from dlbridge.core.public import public_in
 from dlbridge.core.tensor.array_tensor import ArrayTensor
 from dlbridge.core.values.devices import Device, device
 from dlbridge.errors import BackendUnavailable, ExchangeError
@@ -101,7 +100,6 @@ def restore_stream(device_type: int, device_id: int, before: Any) -> None:
         raised()  # takes the error away: `set_stream` failed, too, and has replaced nothing
 
 
-@public_in("dlbridge.ffi")
 def get_raw_stream(device_like: Any) -> int:
     """The stream that a callee on a device sees now in this thread.
 
@@ -131,7 +129,6 @@ def _handle(stream: object) -> int | None:
     return stream if isinstance(stream, int) else None
 
 
-@public_in("dlbridge.ffi")
 @contextmanager
 def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[None]:
     """Show callees the native handle *stream* for a device, inside the block.
@@ -184,7 +181,6 @@ def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[
             restore_stream(where.type, where.index, before)
 
 
-@public_in("dlbridge.ffi")
 @contextmanager
 def use_stream(device_like: Any, stream: Any) -> Iterator[int]:
     """Send work on a device to *stream* inside the block: callees' and dlbridge's own.
@@ -225,7 +221,6 @@ def use_stream(device_like: Any, stream: Any) -> Iterator[int]:
         yield handle
 
 
-@public_in("dlbridge.ffi")
 @contextmanager
 def use_torch_stream(context: AbstractContextManager[Any] | None = None) -> Iterator[None]:
     """Show callees torch's current CUDA stream inside the block.
@@ -461,7 +456,6 @@ def _order(device: Device, stream: int, on: int) -> None:
         plugin.wait(device.index, stream, on)
 
 
-@public_in("dlbridge.ffi")
 class BoundCall(Protocol):
     """The result of `Function.bind`: a plain Python function, the fastest to call.
 

@@ -20,6 +20,7 @@ from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.public import public_in
 from dlbridge.core.values.text import with_article
 
+from . import _HOMES
 from ._lib import C, address, ffi, py
 from .any import (
     CONSTRUCTORS,
@@ -257,7 +258,6 @@ def index_of(type_key: str) -> int:
     return out[0]  # type: ignore[no-any-return]
 
 
-@public_in("dlbridge.ffi")
 def get_registered_type_keys() -> list[str]:
     """The keys of all types that are registered.
 
@@ -310,7 +310,6 @@ def class_of(index: int) -> type[Object]:
     return _classes.setdefault(index, made)
 
 
-@public_in("dlbridge.ffi")
 def object_class(type_key: str) -> type[Any]:  # its fields are known to the library only
     """The class of objects of the type *type_key*, to construct and to test instances.
 
@@ -348,7 +347,6 @@ def _object_index(type_key: str) -> int:
 def register_object(type_key: _Class) -> _Class: ...
 @overload
 def register_object(type_key: str | None = None) -> Callable[[_Class], _Class]: ...
-@public_in("dlbridge.ffi")
 def register_object(type_key: Any = None) -> Any:
     """Make the decorated class, a subclass of `Object`, the class of a type's objects.
 
@@ -705,8 +703,6 @@ class ObjectConvertible:
     (1, 2)
     """
 
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
-
     def asobject(self) -> Any:  # anybody's: what the subclass stands for
         """The value to pass instead of this one; a subclass must define it.
 
@@ -783,8 +779,6 @@ class StructuralKey(Object):
     'found'
     """
 
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
-
     __slots__ = ()
 
     def __init__(self, key: Any) -> None:
@@ -805,3 +799,9 @@ class StructuralKey(Object):
 for _key, _class in (("ffi.Module", Module), ("ffi.StructuralKey", StructuralKey)):
     if _key in get_registered_type_keys():  # older libraries do without some
         register_object(_key)(_class)
+
+# By this name users and pickles find what is public.
+for _name, _home in _HOMES.items():
+    _thing: Any = getattr(sys.modules.get(f"dlbridge.ffi{_home}"), _name, None)
+    if callable(_thing):
+        _thing.__module__ = "dlbridge.ffi"

@@ -377,8 +377,6 @@ class Array(_Sequence[_T_co], Sequence[_T_co]):
     ((3.5,), True, False)
     """
 
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
-
     __slots__ = ()
     _name, _type = "ffi.Array", C.kTVMFFIArray
 
@@ -419,8 +417,6 @@ class List(_Sequence[_T], MutableSequence[_T]):
     >>> l, l.pop(), l.index(3)
     ([1, 2, 3], (4,), 2)
     """
-
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     __slots__ = ()
     _name, _type = "ffi.List", C.kTVMFFIList
@@ -547,8 +543,6 @@ class Shape(tuple[int, ...]):
     >>> ffi.Shape((2, 3))
     Shape((2, 3))
     """
-
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     # The object, once it was passed; a tuple's subclass has no other place for it.
     _object: Handle | None = None
@@ -741,8 +735,6 @@ class Map(_Mapping[_K, _V_co], Mapping[_K, _V_co]):
     (1, 0, [('a', 1)])
     """
 
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
-
     __slots__ = ()
     _name, _type = "ffi.Map", C.kTVMFFIMap
 
@@ -779,8 +771,6 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
     >>> table, table.setdefault("k", 2), table.pop("k"), table.pop("k", None)
     ({}, (1,), (1,), None)
     """
-
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     __slots__ = ()
     _name, _type = "ffi.Dict", C.kTVMFFIDict

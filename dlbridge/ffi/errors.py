@@ -18,7 +18,6 @@ from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from dlbridge.core.implementation_details.handlers import is_from_handler, unless_handler
-from dlbridge.core.public import public_in
 from dlbridge.kit.resources import shared_lock
 
 from ._lib import C, address, ffi, py
@@ -109,7 +108,6 @@ def register_error(name_or_cls: _Exception) -> _Exception: ...
 def register_error(name_or_cls: str, cls: _Exception) -> _Exception: ...
 @overload
 def register_error(name_or_cls: str | None = None) -> Callable[[_Exception], _Exception]: ...
-@public_in("dlbridge.ffi")
 def register_error(name_or_cls: Any = None, cls: Any = None) -> Any:
     """Connect a kind of error with an exception class, in both directions.
 
@@ -181,8 +179,6 @@ class Error(Object):
     >>> ffi.Error("ValueError", "wrong").py_error()
     ValueError('wrong')
     """
-
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     __slots__ = ()
 

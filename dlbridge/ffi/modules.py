@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import immortal
-from dlbridge.core.public import public_in
 from dlbridge.core.values.text import did_you_mean
 
 from ._lib import address, ffi, py
@@ -70,8 +69,6 @@ class ModulePropertyMask(IntFlag):
     True
     """
 
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
-
     BINARY_SERIALIZABLE = 0b001
     RUNNABLE = 0b010
     COMPILATION_EXPORTABLE = 0b100
@@ -88,8 +85,6 @@ class Module(Object):
     >>> hasattr(ffi.system_lib(), "no_such_function")
     False
     """
-
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     # All calls hold the GIL (`ask`): loading registers functions and types in tables
     # that have no lock, and import lists have none either.
@@ -368,7 +363,6 @@ class Module(Object):
         return ModulePropertyMask.COMPILATION_EXPORTABLE in self.get_property_mask()
 
 
-@public_in("dlbridge.ffi")
 def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) -> Module:
     """The module in a shared library, or in another kind of file that has a loader.
 
@@ -461,7 +455,6 @@ def _why_not(file: Path, error: RuntimeError) -> str:
     )
 
 
-@public_in("dlbridge.ffi")
 def system_lib(symbol_prefix: str = "") -> Module:
     """The functions that were registered in this process, as one module.
 
@@ -483,7 +476,6 @@ def system_lib(symbol_prefix: str = "") -> Module:
     return ask("ffi.SystemLib", symbol_prefix)  # type: ignore[no-any-return]
 
 
-@public_in("dlbridge.ffi")
 def register_system_lib_symbol(name: str, symbol: Any) -> None:
     """Make a C function of type TVMFFISafeCallType *name* of the system library.
 
@@ -528,7 +520,6 @@ def _is_function_pointer(symbol: Any) -> bool:
     return kind is not None and (kind.kind == "function" or kind == ffi.typeof("void *"))
 
 
-@public_in("dlbridge.ffi")
 def init_ffi_api(namespace: str, target_module_name: str | None = None) -> None:
     """Put the global functions ``namespace.name`` into a module, each as ``name``.
 

@@ -42,8 +42,6 @@ class Object:
     (True, True)
     """
 
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
-
     __slots__ = ("__weakref__", "_handle", "_index")
 
     _handle: Handle | None

@@ -37,7 +37,6 @@ from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.libraries.torch import is_readonly_torch, plain_torch
-from dlbridge.core.public import public_in
 from dlbridge.core.tensor.exchange import adopt, own_export_of
 from dlbridge.core.tensor.memory import access
 from dlbridge.core.tensor.metadata import carrier_of, memory_of
@@ -484,7 +483,6 @@ class ReadOnlyArgument(Argument):
         return f"dlbridge.ffi.readonly({self.value!r})"
 
 
-@public_in("dlbridge.ffi")
 def readonly(value: Any) -> ReadOnlyArgument:
     """Say that the function that gets *value* as an argument only reads it.
 
@@ -511,7 +509,6 @@ def readonly(value: Any) -> ReadOnlyArgument:
     return ReadOnlyArgument(value)
 
 
-@public_in("dlbridge.ffi")
 def from_dlpack(
     x: SupportsDLPack,
     /,
