@@ -20,22 +20,14 @@ from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.public import public_in
 from dlbridge.core.values.text import with_article
 
-from . import _HOMES
+from . import _HOMES, any as values, containers, errors, functions, objects, tensors
 from ._lib import C, address, ffi, py
 from .any import (
-    CONSTRUCTORS,
     INDEX_MASK,
     OBJECT_BEGIN,
-    OBJECT_PROTOCOL,
-    RULES,
-    TEXTS_AND_NUMBERS,
-    VALUES,
     ByteArray,
-    Constructor,
     Handle,
     Members,
-    by_method,
-    defining,
     pack,
     release,
     subclasses,
@@ -43,46 +35,13 @@ from .any import (
     text_of,
     unpack,
     view,
-    views,
 )
 from .calls import ask, call_with_gil, new_memory, perform
-from .containers import (
-    Array,
-    Dict,
-    List,
-    Map,
-    Shape,
-    pack_mapping,
-    pack_peer_container,
-    pack_sequence,
-    pack_shape,
-    shape_of,
-)
-from .errors import Error, pack_exception, raised
-from .functions import (
-    Function,
-    annotation_of,
-    get_global_func,
-    pack_callable,
-    parse,
-    register_global_func,
-    signature_of,
-)
+from .containers import Array, Dict, List, Map, Shape
+from .errors import Error, raised
+from .functions import Function, annotation_of, parse, signature_of
 from .modules import Module
-from .objects import (
-    MAX_DEPTH,
-    Argument,
-    Object,
-    bounded,
-    checked,
-    handle_of,
-    opaque_value,
-    pack_opaque,
-    pack_peer,
-    remember,
-    wrap,
-)
-from .tensors import lent_tensor, native_rule, tensor_of, tensor_rule
+from .objects import MAX_DEPTH, Object, bounded, checked, handle_of, remember
 
 if TYPE_CHECKING:
     from inspect import Parameter, Signature
@@ -678,12 +637,12 @@ _keys = count()
 
 def _hand_over(value: Object) -> Any:
     """The tvm_ffi package's wrapper of this object; that package asks for it."""
-    if get_global_func(_HAND_OVER, allow_missing=True) is None:
-        register_global_func(_HAND_OVER, _handed.pop, override=True)
+    if functions.get_global_func(_HAND_OVER, allow_missing=True) is None:
+        functions.register_global_func(_HAND_OVER, _handed.pop, override=True)
     key = next(_keys)  # of its own for each: threads may hand over one object at a time
     _handed[key] = value
     try:
-        return sys.modules["tvm_ffi"].get_global_func(_HAND_OVER)(key)
+        return sys.modules["tvm_ffi"].functions.get_global_func(_HAND_OVER)(key)
     finally:
         _handed.pop(key, None)
 
@@ -722,44 +681,39 @@ class ObjectConvertible:
         raise NotImplementedError
 
 
-def _wrapper(cls: type[Object]) -> Constructor:
-    return lambda handle, index: wrap(handle, index, cls)
-
-
-CONSTRUCTORS.update(
+values.CONSTRUCTORS.update(
     {
-        **TEXTS_AND_NUMBERS,
+        **values.TEXTS_AND_NUMBERS,
         # Every type that has no nearer ancestor here.
-        C.kTVMFFIObject: lambda handle, index: wrap(handle, index, class_of(index)),
-        C.kTVMFFIShape: shape_of,
-        C.kTVMFFITensor: tensor_of,
-        C.kTVMFFIOpaquePyObject: opaque_value,
-        **{index: _wrapper(cls) for cls, index in _OF_A_LAYOUT.items()},
+        C.kTVMFFIObject: lambda handle, index: objects.wrap(handle, index, class_of(index)),
+        C.kTVMFFIShape: containers.shape_of,
+        C.kTVMFFITensor: tensors.tensor_of,
+        C.kTVMFFIOpaquePyObject: objects.opaque_value,
     }
 )
+values.views[C.kTVMFFIDLTensorPtr] = tensors.lent_tensor
 
-views[C.kTVMFFIDLTensorPtr] = lent_tensor
 
-RULES.extend(
+values.RULES.extend(
     (
-        lambda cls: cls._pack if issubclass(cls, (Object, Argument)) else None,
+        lambda cls: cls._pack if issubclass(cls, (Object, objects.Argument)) else None,
         *(
-            subclasses_of("tvm_ffi", cls.__name__, pack_peer_container)
-            for cls in (Array, List, Map, Dict)
+            subclasses_of("tvm_ffi", name, containers.pack_peer_container)
+            for name in ("Array", "List", "Map", "Dict")
         ),
-        subclasses(ObjectConvertible, by_method("asobject", pack)),
-        defining("__chandle__", pack_peer),  # objects of tvm_ffi are what they are to C
-        OBJECT_PROTOCOL,
-        tensor_rule,
-        subclasses(Shape, pack_shape),
-        subclasses_of("tvm_ffi", "Shape", pack_shape),
-        subclasses((list, tuple), pack_sequence),
-        subclasses(dict, pack_mapping),
-        *VALUES,
-        subclasses(BaseException, pack_exception),
-        defining("__call__", pack_callable),
-        native_rule,
-        lambda _cls: pack_opaque,  # carried as it is
+        subclasses(ObjectConvertible, values.by_method("asobject", pack)),
+        values.defining("__chandle__", objects.pack_peer),  # of tvm_ffi: what they are to C
+        values.OBJECT_PROTOCOL,
+        tensors.tensor_rule,
+        subclasses(Shape, containers.pack_shape),
+        subclasses_of("tvm_ffi", "Shape", containers.pack_shape),
+        subclasses((list, tuple), containers.pack_sequence),
+        subclasses(dict, containers.pack_mapping),
+        *values.VALUES,
+        subclasses(BaseException, errors.pack_exception),
+        values.defining("__call__", functions.pack_callable),
+        tensors.native_rule,
+        lambda _cls: objects.pack_opaque,  # carried as it is
     )
 )
 
@@ -782,7 +736,7 @@ class StructuralKey(Object):
     __slots__ = ()
 
     def __init__(self, key: Any) -> None:
-        make = get_global_func("ffi.StructuralKey")
+        make = functions.get_global_func("ffi.StructuralKey")
         self.__init_handle_by_constructor__(make, checked(key))
 
     def __hash__(self) -> int:
