@@ -65,9 +65,7 @@ class Temporaries(list[Any]):
 
     def on_device(self, device_type: int, device_id: int, stream: Callable[[], int | None]) -> None:
         """Note that an argument lies on a device, whose work goes to ``stream()``."""
-        if self.streams is None:
-            self.streams = []
-        self.streams.append((device_type, device_id, stream))
+        self.streams = [*(self.streams or ()), (device_type, device_id, stream)]
 
     def own(self, index: int, handle: Handle) -> tuple[int, Handle]:
         """Tag and payload of an object of type *index*, whose reference lives as long as this."""
@@ -124,7 +122,7 @@ def use_count(handle: int) -> int:
 # What the last module of the room fills in: the classes of all values.
 
 RULES: Final[list[Rule]] = []
-"""Asked in this order for each class of which `EXACT` has no packer; the last takes all."""
+"""Asked in this order for each class; the last takes all."""
 CONSTRUCTORS: Final[dict[int, Constructor]] = {}
 """Objects: type index -> function of ``(handle, index)``, which takes one reference over."""
 
@@ -146,7 +144,7 @@ def packer_of(cls: type) -> Packer:
     if len(packers) > CACHED_CLASSES:  # the cache keeps classes alive: it must not grow for ever
         packers.clear()
         lendable.clear()
-    found = packers[cls] = EXACT.get(cls) or next(filter(None, (rule(cls) for rule in RULES)))
+    found = packers[cls] = next(filter(None, (rule(cls) for rule in RULES)))
     return found
 
 
@@ -662,24 +660,11 @@ def _cuda_stream(found: tuple[int, int], cls: type, name: str) -> tuple[int, int
     return _method_pointer(found[1], cls, name)  # (protocol version, handle)
 
 
-EXACT: Final[Mapping[type, Packer]] = {
-    type(None): lambda _value, _keep: (C.kTVMFFINone, 0),
-    int: pack_int,
-    bool: _pack_bool,
-    float: _pack_float,
-    str: pack_str,
-    bytes: _pack_bytes,
-    bytearray: _pack_bytes,
-    ctypes.c_void_p: _pack_opaque_pointer,
-    DType: _pack_dtype,
-    Device: _pack_device,
-    Unchanged: lambda _value, _keep: (C.kTVMFFIUnchanged, 0),
-}
-"""Packers of exactly these classes; subclasses go by rules."""
-
 OBJECT_PROTOCOL: Final[Rule] = _protocol("__tvm_ffi_object__", pack)
 
 VALUES: Final[tuple[Rule, ...]] = (
+    subclasses(type(None), lambda _value, _keep: (C.kTVMFFINone, 0)),
+    subclasses(bool, _pack_bool),
     _number_protocol("__cuda_stream__", _cuda_stream),
     subclasses_of("numpy", "bool_", _pack_bool),
     subclasses(numbers.Integral, pack_int),
@@ -687,9 +672,13 @@ VALUES: Final[tuple[Rule, ...]] = (
     # Its __float__ is of C, and always succeeds.
     subclasses_of("numpy", "floating", _pack_float),
     subclasses(numbers.Real, _pack_real),
+    lambda cls: pack_str if cls is str else None,
     subclasses(str, _pack_text),
     subclasses((bytes, bytearray), _pack_bytes),
     subclasses(ctypes.c_void_p, _pack_opaque_pointer),
+    subclasses(DType, _pack_dtype),
+    subclasses(Device, _pack_device),
+    subclasses(Unchanged, lambda _value, _keep: (C.kTVMFFIUnchanged, 0)),
     _number_protocol("__tvm_ffi_opaque_ptr__", _method_pointer),
     subclasses_of("torch", "dtype", _pack_foreign_dtype),
     subclasses_of("numpy", "dtype", _pack_foreign_dtype),

@@ -12,17 +12,7 @@ import gc
 import operator
 import sys
 from array import array
-from collections.abc import (
-    Callable,
-    ItemsView,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-    MutableSequence,
-    Sequence,
-    ValuesView,
-)
+from collections import abc
 from itertools import chain, cycle, repeat
 from operator import itemgetter
 from types import GenericAlias
@@ -108,7 +98,7 @@ def nested(data: Any, size: int) -> list[Any]:
     return decode(data, size) if kinds.translate(None, _PLAIN) else []
 
 
-def build(constructor: str, values: Sequence[Any], keep: Temporaries | None = None) -> Handle:
+def build(constructor: str, values: abc.Sequence[Any], keep: Temporaries | None = None) -> Handle:
     """The new object that the library's function *constructor* makes of *values*.
 
     *keep* notes the streams of tensors among them, for the call that they are for.
@@ -145,7 +135,7 @@ class Container(Object):
         __class_getitem__ = classmethod(GenericAlias)
 
     @classmethod
-    def _new(cls, values: Sequence[Any]) -> Self:
+    def _new(cls, values: abc.Sequence[Any]) -> Self:
         """A new container of *values*: elements, or keys and values one after the other."""
         return new_wrapper(build(cls._name, values), cls._type, cls)
 
@@ -161,7 +151,7 @@ class Container(Object):
         """The result of the library's function of that *name* on this object, with the GIL held."""
         return ask(self._name + name, self, *arguments)
 
-    def _read(self, decoder: Callable[[Any, int], list[Any]]) -> list[Any]:
+    def _read(self, decoder: abc.Callable[[Any, int], list[Any]]) -> list[Any]:
         """What *decoder* makes of the elements, or of keys and values, as they are now."""
         raise NotImplementedError
 
@@ -173,7 +163,7 @@ class Container(Object):
         """*other* as a container that can be compared with this one, or None."""
         raise NotImplementedError
 
-    def _paired(self, other: Any) -> Iterable[tuple[Any, Any]]:
+    def _paired(self, other: Any) -> abc.Iterable[tuple[Any, Any]]:
         """The values that may be more than plain ones, each with *other*'s in its place."""
         return zip(self._read(nested), other._read(nested), strict=False)
 
@@ -280,7 +270,7 @@ def _cell(handle: int) -> Any:
     return ffi.cast("TVMFFISeqCell *", handle + HEADER)
 
 
-class _Sequence(Container, Sequence[_T_co]):
+class _Sequence(Container, abc.Sequence[_T_co]):
     """The common part of Array and List; both begin with a TVMFFISeqCell."""
 
     __slots__ = ()
@@ -290,7 +280,7 @@ class _Sequence(Container, Sequence[_T_co]):
         """An object with the elements of now, which does not change while it is read."""
         return handle_of(self)
 
-    def _read(self, decoder: Callable[[Any, int], list[Any]]) -> list[Any]:
+    def _read(self, decoder: abc.Callable[[Any, int], list[Any]]) -> list[Any]:
         handle = self._held()
         cell = _cell(handle)
         return decoder(cell.data, cell.size)
@@ -299,7 +289,7 @@ class _Sequence(Container, Sequence[_T_co]):
         return self._read(decode)
 
     def _comparable(self, other: Any) -> Any:
-        fits = isinstance(other, Sequence) and not isinstance(other, (str, bytes))
+        fits = isinstance(other, abc.Sequence) and not isinstance(other, (str, bytes))
         return type(self)(other) if fits else None
 
     def _position(self, index: SupportsIndex) -> int:
@@ -328,13 +318,13 @@ class _Sequence(Container, Sequence[_T_co]):
     def __len__(self) -> int:
         return _cell(handle_of(self)).size  # type: ignore[no-any-return]
 
-    def __iter__(self) -> Iterator[_T_co]:
+    def __iter__(self) -> abc.Iterator[_T_co]:
         return iter(self._content())
 
-    def __reversed__(self) -> Iterator[_T_co]:
+    def __reversed__(self) -> abc.Iterator[_T_co]:
         return reversed(self._content())
 
-    def _places(self, value: Any, start: int = 0, stop: int | None = None) -> Iterator[int]:
+    def _places(self, value: Any, start: int = 0, stop: int | None = None) -> abc.Iterator[int]:
         """Where elements are equal to *value*."""
         items, wanted = self._content(), convert(value)
         places = range(*slice(start, stop).indices(len(items)))
@@ -352,14 +342,14 @@ class _Sequence(Container, Sequence[_T_co]):
     def count(self, value: Any) -> int:
         return sum(1 for _place in self._places(value))
 
-    def __add__(self, other: Iterable[Any]) -> Any:
-        return type(self)([*self, *other]) if isinstance(other, Iterable) else NotImplemented
+    def __add__(self, other: abc.Iterable[Any]) -> Any:
+        return type(self)([*self, *other]) if isinstance(other, abc.Iterable) else NotImplemented
 
-    def __radd__(self, other: Iterable[Any]) -> Any:
-        return type(self)([*other, *self]) if isinstance(other, Iterable) else NotImplemented
+    def __radd__(self, other: abc.Iterable[Any]) -> Any:
+        return type(self)([*other, *self]) if isinstance(other, abc.Iterable) else NotImplemented
 
 
-class Array(_Sequence[_T_co], Sequence[_T_co]):
+class Array(_Sequence[_T_co], abc.Sequence[_T_co]):
     """A sequence that never changes; what a Python list or tuple becomes as an argument.
 
     Elements are compared by type and value: 1.0 does not equal 1, also for ``in``, `index` and
@@ -382,23 +372,23 @@ class Array(_Sequence[_T_co], Sequence[_T_co]):
 
     # The elements as they come back: of a list as an Array, of an array as a Tensor.
     @overload
-    def __new__(cls, input_list: Iterable[_Same]) -> Array[_Same]: ...
+    def __new__(cls, input_list: abc.Iterable[_Same]) -> Array[_Same]: ...
     @overload
-    def __new__(cls, input_list: Iterable[Any] = ...) -> Array[Any]: ...
-    def __new__(cls, input_list: Iterable[Any] = ()) -> Array[Any]:
+    def __new__(cls, input_list: abc.Iterable[Any] = ...) -> Array[Any]: ...
+    def __new__(cls, input_list: abc.Iterable[Any] = ()) -> Array[Any]:
         """An Array of the values, each converted as an argument is."""
         return cls._new(list(input_list))
 
     if TYPE_CHECKING:
 
-        def __add__(self, other: Iterable[Any]) -> Array[Any]: ...
-        def __radd__(self, other: Iterable[Any]) -> Array[Any]: ...
+        def __add__(self, other: abc.Iterable[Any]) -> Array[Any]: ...
+        def __radd__(self, other: abc.Iterable[Any]) -> Array[Any]: ...
 
     def _item(self, place: int) -> Any:
         return decode(ffi.cast("char *", _cell(handle_of(self)).data) + ANY_SIZE * place, 1)[0]
 
 
-class List(_Sequence[_T], MutableSequence[_T]):
+class List(_Sequence[_T], abc.MutableSequence[_T]):
     """A sequence that everyone who holds it sees changing.
 
     It is Python's `MutableSequence`. Each change is one step for other threads, and one that
@@ -423,17 +413,17 @@ class List(_Sequence[_T], MutableSequence[_T]):
 
     # The elements as they come back: of a list as an Array, of an array as a Tensor.
     @overload
-    def __new__(cls, input_list: Iterable[_Same]) -> List[_Same]: ...
+    def __new__(cls, input_list: abc.Iterable[_Same]) -> List[_Same]: ...
     @overload
-    def __new__(cls, input_list: Iterable[Any] = ...) -> List[Any]: ...
-    def __new__(cls, input_list: Iterable[Any] = ()) -> List[Any]:
+    def __new__(cls, input_list: abc.Iterable[Any] = ...) -> List[Any]: ...
+    def __new__(cls, input_list: abc.Iterable[Any] = ()) -> List[Any]:
         """A List of the values, each converted as an argument is."""
         return cls._new(list(input_list))
 
     if TYPE_CHECKING:
 
-        def __add__(self, other: Iterable[Any]) -> List[Any]: ...
-        def __radd__(self, other: Iterable[Any]) -> List[Any]: ...
+        def __add__(self, other: abc.Iterable[Any]) -> List[Any]: ...
+        def __radd__(self, other: abc.Iterable[Any]) -> List[Any]: ...
 
     def _held(self) -> Handle:
         copy = List()
@@ -449,7 +439,7 @@ class List(_Sequence[_T], MutableSequence[_T]):
     @overload
     def __setitem__(self, index: SupportsIndex, value: _T) -> None: ...
     @overload
-    def __setitem__(self, index: slice, value: Iterable[_T]) -> None: ...
+    def __setitem__(self, index: slice, value: abc.Iterable[_T]) -> None: ...
     def __setitem__(self, index: Any, value: Any) -> None:
         new = List(value) if isinstance(index, slice) else Packed(value)
         with changing:
@@ -486,7 +476,7 @@ class List(_Sequence[_T], MutableSequence[_T]):
         with changing:
             self._call("Insert", range(len(self))[index:].start, item)
 
-    def extend(self, values: Iterable[_T]) -> None:
+    def extend(self, values: abc.Iterable[_T]) -> None:
         """Add all of *values* at the end, or none if one cannot be converted."""
         self[sys.maxsize :] = values
 
@@ -547,7 +537,7 @@ class Shape(tuple[int, ...]):
     # The object, once it was passed; a tuple's subclass has no other place for it.
     _object: Handle | None = None
 
-    def __new__(cls, content: Iterable[SupportsIndex] = ()) -> Shape:
+    def __new__(cls, content: abc.Iterable[SupportsIndex] = ()) -> Shape:
         """A Shape of the integers in *content*."""
         shape = super().__new__(cls, map(operator.index, content))
         for size in shape:
@@ -597,7 +587,7 @@ _missing: Final = build("ffi.GetInvalidObject", ())
 
 def _pairs(values: Any) -> list[Any]:
     """Keys and values of a mapping, or of pairs, one after the other."""
-    pairs = values.items() if isinstance(values, Mapping) else values
+    pairs = values.items() if isinstance(values, abc.Mapping) else values
     return list(chain.from_iterable((key, value) for key, value in pairs))
 
 
@@ -611,7 +601,7 @@ def _packed_key(key: Any) -> Any:
     return Packed(key)
 
 
-def _without_collector(steps: Iterator[Any]) -> bool:
+def _without_collector(steps: abc.Iterator[Any]) -> bool:
     """``any(steps)`` with the collector paused, in one call of C code.
 
     A fork in another thread finds the collector as it was before or as it is afterwards.
@@ -620,21 +610,21 @@ def _without_collector(steps: Iterator[Any]) -> bool:
         return any(steps)
     try:
         # `iter(f, None)` calls *f*, which returns None, and is at its end.
-        paused: Iterator[bool] = iter(gc.disable, None)
-        resumed: Iterator[bool] = iter(gc.enable, None)
+        paused: abc.Iterator[bool] = iter(gc.disable, None)
+        resumed: abc.Iterator[bool] = iter(gc.enable, None)
         return list(chain(paused, map(any, [steps]), resumed)) == [True]
     except BaseException:
         gc.enable()
         raise
 
 
-class _Mapping(Container, Mapping[_K, _V_co]):
+class _Mapping(Container, abc.Mapping[_K, _V_co]):
     """The common part of Map and Dict."""
 
     __slots__ = ()
     _python = dict
 
-    def _read(self, decoder: Callable[[Any, int], list[Any]]) -> list[Any]:
+    def _read(self, decoder: abc.Callable[[Any, int], list[Any]]) -> list[Any]:
         """Keys and values one after the other.
 
         The library's iterator is good while nothing changes. It is made and asked in one
@@ -682,10 +672,10 @@ class _Mapping(Container, Mapping[_K, _V_co]):
 
     def _comparable(self, other: Any) -> Any:
         # A Map and a Dict are never equal, a Python mapping may be equal to both.
-        fits = isinstance(other, Mapping) and not isinstance(other, Container)
+        fits = isinstance(other, abc.Mapping) and not isinstance(other, Container)
         return type(self)(other) if fits else None
 
-    def _paired(self, other: Any) -> Iterable[tuple[Any, Any]]:
+    def _paired(self, other: Any) -> abc.Iterable[tuple[Any, Any]]:
         return ((value, other.get(key)) for key, value in self._content())
 
     def __getitem__(self, key: _K) -> _V_co:
@@ -694,31 +684,31 @@ class _Mapping(Container, Mapping[_K, _V_co]):
             raise KeyError(key)
         return unpack(tag, payload)  # type: ignore[no-any-return]
 
-    def __iter__(self) -> Iterator[_K]:
+    def __iter__(self) -> abc.Iterator[_K]:
         return iter(self._read(decode)[::2])
 
-    def items(self) -> ItemsView[_K, _V_co]:
+    def items(self) -> abc.ItemsView[_K, _V_co]:
         return _Items(self)
 
-    def values(self) -> ValuesView[_V_co]:
+    def values(self) -> abc.ValuesView[_V_co]:
         return _Values(self)
 
 
-class _Items(ItemsView[Any, Any]):
+class _Items(abc.ItemsView[Any, Any]):
     _mapping: _Mapping[Any, Any]
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> abc.Iterator[tuple[Any, Any]]:
         return iter(self._mapping._content())
 
 
-class _Values(ValuesView[Any]):
+class _Values(abc.ValuesView[Any]):
     _mapping: _Mapping[Any, Any]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> abc.Iterator[Any]:
         return iter(self._mapping._read(decode)[1::2])
 
 
-class Map(_Mapping[_K, _V_co], Mapping[_K, _V_co]):
+class Map(_Mapping[_K, _V_co], abc.Mapping[_K, _V_co]):
     """A mapping that never changes; what a Python dict becomes as an argument.
 
     It keeps the order of insertion. Keys are found by the library's own hash and equality.
@@ -741,18 +731,18 @@ class Map(_Mapping[_K, _V_co], Mapping[_K, _V_co]):
     # Keys and values as they come back: a list as an Array, an array as a Tensor.
     @overload
     def __new__(
-        cls, input_dict: Mapping[_SameKey, _Same] | Iterable[tuple[_SameKey, _Same]]
+        cls, input_dict: abc.Mapping[_SameKey, _Same] | abc.Iterable[tuple[_SameKey, _Same]]
     ) -> Map[_SameKey, _Same]: ...
     @overload
     def __new__(
-        cls, input_dict: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ...
+        cls, input_dict: abc.Mapping[Any, Any] | abc.Iterable[tuple[Any, Any]] = ...
     ) -> Map[Any, Any]: ...
     def __new__(cls, input_dict: Any = ()) -> Map[Any, Any]:
         """A Map of a mapping, or of pairs; each key and value converted as an argument is."""
         return cls._new(_pairs(input_dict))
 
 
-class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
+class Dict(_Mapping[_K, _V], abc.MutableMapping[_K, _V]):
     """A mapping that everyone who holds it sees changing.
 
     It is Python's `MutableMapping`, but `popitem` removes the first pair, and after a removal the
@@ -778,11 +768,11 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
     # Keys and values as they come back: a list as an Array, an array as a Tensor.
     @overload
     def __new__(
-        cls, input_dict: Mapping[_SameKey, _Same] | Iterable[tuple[_SameKey, _Same]]
+        cls, input_dict: abc.Mapping[_SameKey, _Same] | abc.Iterable[tuple[_SameKey, _Same]]
     ) -> Dict[_SameKey, _Same]: ...
     @overload
     def __new__(
-        cls, input_dict: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ...
+        cls, input_dict: abc.Mapping[Any, Any] | abc.Iterable[tuple[Any, Any]] = ...
     ) -> Dict[Any, Any]: ...
     def __new__(cls, input_dict: Any = ()) -> Dict[Any, Any]:
         """A Dict of a mapping, or of pairs; each key and value converted as an argument is."""

@@ -12,17 +12,11 @@ from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.core.values.text import did_you_mean
 
+from . import functions
 from ._lib import address, ffi, py
 from .calls import ask
 from .errors import raised
-from .functions import (
-    Function,
-    check_symbol,
-    described,
-    get_global_func,
-    list_global_func_names,
-    parse,
-)
+from .functions import Function, check_symbol, described, get_global_func, list_global_func_names
 from .objects import Object
 
 if TYPE_CHECKING:
@@ -223,7 +217,7 @@ class Module(Object):
         ['type_schema']
         """
         text = self._ask("ffi.ModuleGetFunctionMetadata", name, query_imports)
-        return parse(text or "") or None
+        return functions.parse(text or "") or None
 
     def get_function_doc(self, name: str, query_imports: bool = False) -> str | None:
         """The documentation of the function *name*.

@@ -447,10 +447,8 @@ def on_torchs_stream(value: Any, where: int, keep: Temporaries) -> None:
     """
     keep.append(value)
     work = _torchs_work.get(where) or _torchs_work.setdefault(where, _work_of_torch(where))
-    if keep.streams is None:
-        keep.streams = [work]
-    elif work not in keep.streams:
-        keep.streams.append(work)
+    if work not in (keep.streams or ()):
+        keep.on_device(*work)
 
 
 def _work_of_torch(where: int) -> tuple[int, int, Callable[[], int | None]]:
