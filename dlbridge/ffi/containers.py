@@ -51,8 +51,7 @@ from .objects import (
 
 _INT: Final[int] = C.kTVMFFIInt
 _FLOAT: Final[int] = C.kTVMFFIFloat
-_RAW_STR: Final[int] = C.kTVMFFIRawStr
-_STR: Final[int] = C.kTVMFFIStr
+_WITHOUT_VALUE: Final = frozenset({C.kTVMFFIFunction, C.kTVMFFIModule})
 ANY_SIZE: Final[int] = ffi.sizeof("TVMFFIAny")
 
 
@@ -237,6 +236,8 @@ def same(x: Any, y: Any) -> bool:
         # An exception becomes a new Error each time that it is passed.
         exception = x.extra_context
         return exception is not None and exception is y.extra_context
+    if isinstance(x, Object) and x._index not in _WITHOUT_VALUE:
+        return ask("ffi.RecursiveEq", x, y)  # type: ignore[no-any-return]
     # NaN, to the library, equals itself.
     return bool(x == y or (isinstance(x, float) and x != x and y != y))
 
