@@ -18,8 +18,6 @@ from dlbridge.errors import ExchangeError
 from ._lib import C, address, destructor, ffi, py
 from .any import (
     HEADER,
-    INDEX_MASK,
-    OBJECT_BEGIN,
     ByteArray,
     Handle,
     Temporaries,
@@ -85,7 +83,6 @@ def _escaped(_class: type, exception: BaseException, _traceback: Any) -> None:
 
 _INT: Final[int] = C.kTVMFFIInt
 _LENT: Final[int] = C.kTVMFFIDLTensorPtr
-_BORROWED: Final = frozenset({C.kTVMFFIRawStr, C.kTVMFFIByteArrayPtr, C.kTVMFFIObjectRValueRef})
 
 _callables: dict[int, Callable[..., Any]] = {}
 
@@ -155,22 +152,9 @@ _NOTHING: Final = ffi.new("TVMFFIAny *")[0]
 def _give(value: Any, result: Any) -> None:
     """Write *value* to *result* so that the caller owns it."""
     keep = Temporaries()
-    tag, payload = pack(value, keep)
-    index = tag & INDEX_MASK
-    words = ffi.cast("int64_t *", result)
-    if index in _BORROWED:
-        given = ffi.new("int64_t[2]", (tag, payload))
-        if C.TVMFFIAnyViewToOwnedAny(ffi.cast("TVMFFIAny *", given), result):
-            raise raised()
-        return
-    if index >= OBJECT_BEGIN:
-        try:
-            py.TVMFFIObjectIncRef(payload)
-        except BaseException:  # a Ctrl-C that came meanwhile; the call itself cannot fail
-            Handle(payload)
-            raise
-    words[0] = tag
-    words[1] = payload
+    given = ffi.new("int64_t[2]", pack(value, keep))
+    if C.TVMFFIAnyViewToOwnedAny(ffi.cast("TVMFFIAny *", given), result):
+        raise raised()
 
 
 _python_entry: Final = Entry(_callables, "int(intptr_t, int64_t *, int32_t, TVMFFIAny *)", _enter)

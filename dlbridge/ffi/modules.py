@@ -396,7 +396,8 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
     try:
         module: Module = ask("ffi.ModuleLoadFromFile", str(file))
     except unless_handler(RuntimeError) as exc:
-        if _is_missing(file, exc):
+        said = f"{file}: cannot open shared object file: No such file or directory"
+        if not file.exists() and said in str(exc):  # and not another that it needs
             raise _no_file(file, "; the system's loader does not find it, either") from exc
         raise RuntimeError(_why_not(file, exc)) from exc
     vars(module)["_path"] = file  # for the repr of the module and of its functions
@@ -422,12 +423,6 @@ def _no_file(file: Path, more: str = "") -> FileNotFoundError:
         f"there is no file {str(file)!r} to load (looked from {str(file.cwd())!r}{more}); build it "
         "first, or give the path of the library that was built"
     )
-
-
-def _is_missing(file: Path, error: RuntimeError) -> bool:
-    """Whether the system's loader has no file of that bare name (and not another that it needs)."""
-    said = f"{file}: cannot open shared object file: No such file or directory"
-    return not file.exists() and said in str(error)
 
 
 def _why_not(file: Path, error: RuntimeError) -> str:
