@@ -38,6 +38,11 @@ Constructor = Callable[["Handle", int], Any]
 """The value of an object and its type index, whose reference it takes over."""
 Rule = Callable[[type], "Packer | None"]
 """The packer for instances of a class, if this rule has one."""
+Work = tuple[int, int, Callable[[], "int | None"]]
+"""``(DLDeviceType, device_id, stream)`` of an argument that lies on a device.
+
+``stream()`` is asked when the call begins; None where no stream is known.
+"""
 View = Callable[[int, int], Any]
 """The value of a tag and a payload, which C may own still."""
 
@@ -54,11 +59,8 @@ CACHED_CLASSES: Final = 2048
 class Temporaries(list[Any]):
     """The objects to which packed arguments point; they must live until the call has returned."""
 
-    streams: list[tuple[int, int, Callable[[], int | None]]] | None = None
-    """``(DLDeviceType, device_id, stream)`` of each argument that lies on a device.
-
-    ``stream()`` is asked when the call begins; None where no stream is known.
-    """
+    streams: list[Work] | None = None
+    """That of each argument that lies on a device."""
 
     reading = False
     """Whether the callee is known to read only, so that read-only tensors may be passed."""

@@ -49,6 +49,7 @@ from .any import (
     Handle,
     Members,
     Temporaries,
+    Work,
     lendable,
     made_with_gil,
     new_place,
@@ -377,13 +378,7 @@ def look_up(name: ByteArray) -> tuple[int, Handle | None]:
     return made_with_gil(new_place(), py.TVMFFIFunctionGetGlobal, name)
 
 
-def on_streams(
-    streams: Sequence[tuple[int, int, Callable[[], int | None]]],
-    pointer: Any,
-    first: Any,
-    count: int,
-    result: Any,
-) -> int:
+def on_streams(streams: list[Work], *passed: Any) -> int:
     """Call with the stream of every device in the environment; put them back after.
 
     That is the one of `dlbridge.use_stream`, or else the first argument's. The call is a block of
@@ -394,7 +389,7 @@ def on_streams(
     begun: list[Begun] = []
     try:
         try:
-            return _on_streams(streams, before, begun, pointer, first, count, result)
+            return _on_streams(streams, before, begun, passed)
         finally:
             _put_back(before, begun)
     except BaseException:  # a signal handler's may have cut off the first
@@ -402,15 +397,7 @@ def on_streams(
         raise
 
 
-def _on_streams(
-    streams: Sequence[tuple[int, int, Callable[[], int | None]]],
-    before: dict[Device, tuple[int, Any]],
-    begun: list[Begun],
-    pointer: Any,
-    first: Any,
-    count: int,
-    result: Any,
-) -> int:
+def _on_streams(streams: list[Work], before: Any, begun: list[Begun], passed: Any) -> int:
     """`on_streams`, which notes in *before* and *begun* what is to be put back."""
     others: list[tuple[Device, int, int]] = []
     for device_type, device_id, stream in streams:
@@ -431,11 +418,11 @@ def _on_streams(
             _order(device, worked_on, handle)
             others.append((device, handle, worked_on))
     try:
-        failed: int = C.TVMFFIFunctionCall(pointer, first, count, result)
+        failed: int = C.TVMFFIFunctionCall(*passed)
     finally:
         for device, stream_of_other, worked_on in others:
             _order(device, stream_of_other, worked_on)
-    if result.type_index >= OBJECT_BEGIN:
+    if passed[-1].type_index >= OBJECT_BEGIN:  # of the result
         for device, (worked_on, _) in before.items():
             note_work(device, worked_on)
     return failed

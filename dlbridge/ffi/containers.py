@@ -23,20 +23,11 @@ from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.kit.resources import shared_lock
 
 from ._lib import C, address, ffi, py
-from .any import (
-    HEADER,
-    OBJECT_BEGIN,
-    Handle,
-    Members,
-    Temporaries,
-    convert,
-    pack,
-    unpack,
-    untrack,
-    view,
-)
+from .any import HEADER, OBJECT_BEGIN, Handle, Members, convert, pack, unpack, untrack, view
 from .calls import ask, builtin, call_with_gil
 from .errors import Error, raised
+from .functions import Function
+from .modules import Module
 from .objects import (
     MAX_DEPTH,
     Argument,
@@ -49,9 +40,11 @@ from .objects import (
     pack_peer,
 )
 
+if TYPE_CHECKING:
+    from .any import Temporaries
+
 _INT: Final[int] = C.kTVMFFIInt
 _FLOAT: Final[int] = C.kTVMFFIFloat
-_WITHOUT_VALUE: Final = frozenset({C.kTVMFFIFunction, C.kTVMFFIModule})
 ANY_SIZE: Final[int] = ffi.sizeof("TVMFFIAny")
 
 
@@ -236,7 +229,7 @@ def same(x: Any, y: Any) -> bool:
         # An exception becomes a new Error each time that it is passed.
         exception = x.extra_context
         return exception is not None and exception is y.extra_context
-    if isinstance(x, Object) and x._index not in _WITHOUT_VALUE:
+    if isinstance(x, Object) and not isinstance(x, (Function, Module)):
         return ask("ffi.RecursiveEq", x, y)  # type: ignore[no-any-return]
     # NaN, to the library, equals itself.
     return bool(x == y or (isinstance(x, float) and x != x and y != y))

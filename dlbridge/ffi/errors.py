@@ -21,22 +21,13 @@ from dlbridge.core.implementation_details.handlers import is_from_handler, unles
 from dlbridge.kit.resources import shared_lock
 
 from ._lib import C, address, ffi, py
-from .any import (
-    HEADER,
-    ByteArray,
-    Handle,
-    Temporaries,
-    made,
-    made_with_gil,
-    native_type_index,
-    new_place,
-    text_of,
-    view,
-)
+from .any import HEADER, ByteArray, made, made_with_gil, native_type_index, new_place, text_of, view
 from .objects import Object, borrow, make_opaque, new_wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from .any import Handle, Temporaries
 
 
 # The frames of cffi between Python and C, which are left out.

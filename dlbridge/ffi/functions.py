@@ -16,17 +16,7 @@ from dlbridge.core.values.text import did_you_mean
 from dlbridge.errors import ExchangeError
 
 from ._lib import C, address, destructor, ffi, py
-from .any import (
-    HEADER,
-    ByteArray,
-    Handle,
-    Temporaries,
-    made,
-    new_place,
-    pack,
-    release,
-    view,
-)
+from .any import HEADER, ByteArray, Temporaries, made, new_place, pack, release, view
 from .calls import BoundCall, ask, bind, fast_call, look_up
 from .errors import raised, set_raised, untaken
 from .objects import Object, handle_of, with_owner, wrap
@@ -41,6 +31,8 @@ if TYPE_CHECKING:
     import torch
 
     from dlbridge.typing import SupportsDLPack
+
+    from .any import Handle
 
     _Array = TypeVar("_Array", bound=SupportsDLPack)
 

@@ -29,7 +29,7 @@ from dlbridge.core import api
 from dlbridge.core.dlpack.capsules import Received, read_managed
 from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
-from dlbridge.core.dlpack.structs import DLPACK_VERSION
+from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
 from dlbridge.core.implementation_details.python_api import HARMLESS, address_in, immortal
 from dlbridge.core.interfaces.dlpack import as_tensor
 from dlbridge.core.interfaces.native import import_native, is_of_backend
@@ -45,7 +45,7 @@ from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
 from ._lib import C, address, destructor, ffi
-from .any import HEADER, Handle, Packer, Temporaries, WeakTable, defines, lendable, pack, untrack
+from .any import HEADER, Handle, WeakTable, defines, lendable, pack, untrack
 from .errors import raised
 from .objects import Argument, pack_opaque
 
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
     from dlbridge.core.tensor.memory import Memory
     from dlbridge.typing import SupportsDLPack
+
+    from .any import Packer, Temporaries, Work
 
 
 _TENSOR: Final[int] = C.kTVMFFITensor
@@ -68,7 +70,6 @@ _from_dlpack = ffi.cast(
     ffi.addressof(C, "TVMFFITensorFromDLPackVersioned"),
 )
 _FLAGS: Final = ffi.offsetof("DLManagedTensorVersioned", "flags") // 4  # the low half
-_FLAG_READ_ONLY: Final = 1
 _WORDS: Final = ffi.typeof("int32_t *")
 
 
@@ -181,7 +182,7 @@ def _table_packer(
         except BufferError:
             return _pack_producer(value, keep)
         head = ffi.cast(_WORDS, owner.managed_address)
-        if head[_FLAGS] & _FLAG_READ_ONLY and not (declared or keep.reading):
+        if head[_FLAGS] & FLAG_READ_ONLY and not (declared or keep.reading):
             raise _read_only(value)
         device_type, device_id = head[_DEVICE], head[_DEVICE + 1]
         if head[0] != DLPACK_VERSION[0]:  # libtvm_ffi does not look
@@ -227,7 +228,7 @@ def _pack_native(value: Any, keep: Temporaries) -> tuple[int, int]:
 
 def _tensor_object(owner: OwnExport | Received, kind: type[Handle] = Handle) -> Handle:
     """The Tensor object that takes the struct from *owner*."""
-    if ffi.cast(_WORDS, owner.managed_address)[_FLAGS] & _FLAG_READ_ONLY:
+    if ffi.cast(_WORDS, owner.managed_address)[_FLAGS] & FLAG_READ_ONLY:
         return _read_only_object(owner)
     return _object_of(owner.managed_address, owner.release, kind)
 
@@ -347,7 +348,7 @@ def tensor_of(owned: Handle, _index: int) -> Tensor:
         if C.TVMFFITensorToDLPackVersioned(ffi.cast("void *", owned), out):
             raise raised()
         if handle in _readonly:
-            out[0].flags |= _FLAG_READ_ONLY
+            out[0].flags |= FLAG_READ_ONLY
         managed = received.open()
     except BaseException:
         # Now: kept by the traceback, it may die in a collection that another signal meets.
@@ -451,14 +452,14 @@ def on_torchs_stream(value: Any, where: int, keep: Temporaries) -> None:
         keep.on_device(*work)
 
 
-def _work_of_torch(where: int) -> tuple[int, int, Callable[[], int | None]]:
+def _work_of_torch(where: int) -> Work:
     device = Device.of(*_TYPE_AND_NUMBER.unpack(where.to_bytes(8, sys.byteorder, signed=True)))
     table = table_of(sys.modules["torch"].Tensor)
     assert table is not None  # it has written the DLTensor
     return device.type, device.index, partial(table.current_work_stream, device)
 
 
-_torchs_work: dict[int, tuple[int, int, Callable[[], int | None]]] = {}
+_torchs_work: dict[int, Work] = {}
 """Word of a DLTensor that says the device -> what `Temporaries.streams` has of torch's there."""
 
 _TYPE_AND_NUMBER: Final = struct.Struct("=ii")
