@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.core._cdefs import ffi
+from dlbridge.core._cdefs import ffi as ffi  # noqa: PLC0414  # the other modules take it from here
 from dlbridge.core.implementation_details.ends import wait_for
 from dlbridge.core.implementation_details.handlers import (
     handlers_exception,
@@ -34,17 +34,6 @@ from dlbridge.errors import LibraryUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-__all__ = [
-    "C",
-    "address",
-    "destructor",
-    "ffi",
-    "has",
-    "library_path",
-    "py",
-    "version",
-]
 
 ENVIRONMENT: Final = "DLBRIDGE_TVM_FFI_LIB"
 FILE_NAME: Final = {"darwin": "libtvm_ffi.dylib", "win32": "tvm_ffi.dll"}.get(

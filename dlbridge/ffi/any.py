@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import python_api
-from dlbridge.core.public import public_in
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType, dtype
 from dlbridge.core.values.text import with_article
@@ -39,6 +38,11 @@ Constructor = Callable[["Handle", int], Any]
 """The value of an object and its type index, whose reference it takes over."""
 Rule = Callable[[type], "Packer | None"]
 """The packer for instances of a class, if this rule has one."""
+Work = tuple[int, int, Callable[[], "int | None"]]
+"""``(DLDeviceType, device_id, stream)`` of an argument that lies on a device.
+
+``stream()`` is asked when the call begins; None where no stream is known.
+"""
 View = Callable[[int, int], Any]
 """The value of a tag and a payload, which C may own still."""
 
@@ -55,20 +59,20 @@ CACHED_CLASSES: Final = 2048
 class Temporaries(list[Any]):
     """The objects to which packed arguments point; they must live until the call has returned."""
 
-    streams: list[tuple[int, int, Callable[[], int | None]]] | None = None
-    """``(DLDeviceType, device_id, stream)`` of each argument that lies on a device.
-
-    ``stream()`` is asked when the call begins; None where no stream is known.
-    """
+    streams: list[Work] | None = None
+    """That of each argument that lies on a device."""
 
     reading = False
     """Whether the callee is known to read only, so that read-only tensors may be passed."""
 
     def on_device(self, device_type: int, device_id: int, stream: Callable[[], int | None]) -> None:
         """Note that an argument lies on a device, whose work goes to ``stream()``."""
-        if self.streams is None:
-            self.streams = []
-        self.streams.append((device_type, device_id, stream))
+        self.streams = [*(self.streams or ()), (device_type, device_id, stream)]
+
+    def own(self, index: int, handle: Handle) -> tuple[int, Handle]:
+        """Tag and payload of an object of type *index*, whose reference lives as long as this."""
+        self.append(handle)
+        return index, handle
 
 
 class Members(Temporaries):
@@ -120,7 +124,7 @@ def use_count(handle: int) -> int:
 # What the last module of the room fills in: the classes of all values.
 
 RULES: Final[list[Rule]] = []
-"""Asked in this order for each class of which `EXACT` has no packer; the last takes all."""
+"""Asked in this order for each class; the last takes all."""
 CONSTRUCTORS: Final[dict[int, Constructor]] = {}
 """Objects: type index -> function of ``(handle, index)``, which takes one reference over."""
 
@@ -129,6 +133,9 @@ CONSTRUCTORS: Final[dict[int, Constructor]] = {}
 
 packers: Final[dict[type, Packer]] = {}
 """Cache: exact class -> packer, as `packer_of` found it."""
+lendable: Final[dict[type, tuple[Any, ...]]] = {}
+"""Classes in `packers` whose tensors a call lends without their packer: torch's, with ``is_neg``
+and what writes the DLTensor, and numpy's, with nothing."""
 
 
 def packer_of(cls: type) -> Packer:
@@ -138,7 +145,8 @@ def packer_of(cls: type) -> Packer:
         return found
     if len(packers) > CACHED_CLASSES:  # the cache keeps classes alive: it must not grow for ever
         packers.clear()
-    found = packers[cls] = EXACT.get(cls) or next(filter(None, (rule(cls) for rule in RULES)))
+        lendable.clear()
+    found = packers[cls] = next(filter(None, (rule(cls) for rule in RULES)))
     return found
 
 
@@ -405,9 +413,7 @@ def _new_object(make: Any, content: ByteArray, keep: Temporaries) -> tuple[int, 
     except BaseException:  # that one, or a Ctrl-C that came meanwhile
         release(out.type_index, out.v_int64)
         raise
-    handle = Handle(out.v_int64)
-    keep.append(handle)
-    return out.type_index, handle
+    return keep.own(out.type_index, Handle(out.v_int64))
 
 
 def _pack_bool(value: Any, _keep: Temporaries) -> tuple[int, int]:
@@ -656,24 +662,11 @@ def _cuda_stream(found: tuple[int, int], cls: type, name: str) -> tuple[int, int
     return _method_pointer(found[1], cls, name)  # (protocol version, handle)
 
 
-EXACT: Final[Mapping[type, Packer]] = {
-    type(None): lambda _value, _keep: (C.kTVMFFINone, 0),
-    int: pack_int,
-    bool: _pack_bool,
-    float: _pack_float,
-    str: pack_str,
-    bytes: _pack_bytes,
-    bytearray: _pack_bytes,
-    ctypes.c_void_p: _pack_opaque_pointer,
-    DType: _pack_dtype,
-    Device: _pack_device,
-    Unchanged: lambda _value, _keep: (C.kTVMFFIUnchanged, 0),
-}
-"""Packers of exactly these classes; subclasses go by rules."""
-
 OBJECT_PROTOCOL: Final[Rule] = _protocol("__tvm_ffi_object__", pack)
 
-NUMBERS_AND_TEXTS: Final[tuple[Rule, ...]] = (
+VALUES: Final[tuple[Rule, ...]] = (
+    subclasses(type(None), lambda _value, _keep: (C.kTVMFFINone, 0)),
+    subclasses(bool, _pack_bool),
     _number_protocol("__cuda_stream__", _cuda_stream),
     subclasses_of("numpy", "bool_", _pack_bool),
     subclasses(numbers.Integral, pack_int),
@@ -681,11 +674,13 @@ NUMBERS_AND_TEXTS: Final[tuple[Rule, ...]] = (
     # Its __float__ is of C, and always succeeds.
     subclasses_of("numpy", "floating", _pack_float),
     subclasses(numbers.Real, _pack_real),
+    lambda cls: pack_str if cls is str else None,
     subclasses(str, _pack_text),
     subclasses((bytes, bytearray), _pack_bytes),
-)
-OTHER_VALUES: Final[tuple[Rule, ...]] = (
     subclasses(ctypes.c_void_p, _pack_opaque_pointer),
+    subclasses(DType, _pack_dtype),
+    subclasses(Device, _pack_device),
+    subclasses(Unchanged, lambda _value, _keep: (C.kTVMFFIUnchanged, 0)),
     _number_protocol("__tvm_ffi_opaque_ptr__", _method_pointer),
     subclasses_of("torch", "dtype", _pack_foreign_dtype),
     subclasses_of("numpy", "dtype", _pack_foreign_dtype),
@@ -696,7 +691,6 @@ OTHER_VALUES: Final[tuple[Rule, ...]] = (
 """Rules for the classes of plain values: a class -> its packer, or None."""
 
 
-@public_in("dlbridge.ffi")
 def convert(value: Any) -> Any:  # anybody's: the value itself where nothing changes
     """*value* as it arrives on the other side.
 

@@ -17,6 +17,7 @@ import linecache
 import re
 import sys
 import threading
+from array import array
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -34,7 +35,6 @@ from dlbridge.core.plugins.streams import (
     use_stream as use_backend_stream,
     user_stream,
 )
-from dlbridge.core.public import public_in
 from dlbridge.core.tensor.array_tensor import ArrayTensor
 from dlbridge.core.values.devices import Device, device
 from dlbridge.errors import BackendUnavailable, ExchangeError
@@ -42,21 +42,22 @@ from dlbridge.kit.resources import shared_lock
 
 from ._lib import C, address, ffi, py
 from .any import (
-    CACHED_CLASSES,
     HEADER,
     LAST_INDEX,
     OBJECT_BEGIN,
     ByteArray,
     Handle,
     Members,
-    Packer,
     Temporaries,
+    Work,
+    lendable,
     made_with_gil,
     new_place,
     pack,
     pack_int,
     pack_str,
     packer_of,
+    packers,
     release,
     short_texts,
     unpack,
@@ -67,12 +68,10 @@ from .tensors import (
     ALONE,
     TENSOR_WORDS,
     HostHandle,
-    is_lent_numpy,
     name_argument,
     on_torchs_stream,
     pack_own,
     ready_tensor,
-    torch_filling,
 )
 
 if TYPE_CHECKING:
@@ -102,7 +101,6 @@ def restore_stream(device_type: int, device_id: int, before: Any) -> None:
         raised()  # takes the error away: `set_stream` failed, too, and has replaced nothing
 
 
-@public_in("dlbridge.ffi")
 def get_raw_stream(device_like: Any) -> int:
     """The stream that a callee on a device sees now in this thread.
 
@@ -132,7 +130,6 @@ def _handle(stream: object) -> int | None:
     return stream if isinstance(stream, int) else None
 
 
-@public_in("dlbridge.ffi")
 @contextmanager
 def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[None]:
     """Show callees the native handle *stream* for a device, inside the block.
@@ -185,7 +182,6 @@ def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[
             restore_stream(where.type, where.index, before)
 
 
-@public_in("dlbridge.ffi")
 @contextmanager
 def use_stream(device_like: Any, stream: Any) -> Iterator[int]:
     """Send work on a device to *stream* inside the block: callees' and dlbridge's own.
@@ -226,7 +222,6 @@ def use_stream(device_like: Any, stream: Any) -> Iterator[int]:
         yield handle
 
 
-@public_in("dlbridge.ffi")
 @contextmanager
 def use_torch_stream(context: AbstractContextManager[Any] | None = None) -> Iterator[None]:
     """Show callees torch's current CUDA stream inside the block.
@@ -295,12 +290,19 @@ def new_frame(count: int = FAST) -> Frame:
 
 def pack_frame(arguments: Sequence[Any], keep: Temporaries) -> Memory:
     """New memory with *arguments*, good while *keep* lives."""
-    memory = new_memory(len(arguments))
+    count = len(arguments)
+    memory = new_memory(count)
     words = memory[0]
-    place = 2
-    for argument in arguments:
-        words[place], words[place + 1] = pack(argument, keep)
-        place += 2
+    if count > FAST and set(map(type, arguments)) == {int}:  # what large arrays are made of
+        try:
+            words[3::2] = memoryview(array("q", arguments))
+        except OverflowError:
+            pass  # a BigInt among them
+        else:
+            words[2::2] = memoryview(array("q", (_INT,)) * count)
+            return memory
+    for place, argument in enumerate(arguments, 1):
+        words[2 * place], words[2 * place + 1] = pack(argument, keep)
     return memory
 
 
@@ -337,12 +339,15 @@ def perform(words: memoryview, function: Callable[..., int], *arguments: Any) ->
     return tag, owner(words[1])  # in line: a Ctrl-C comes before the payload has an owner, or after
 
 
-def call_with_gil(function: int, arguments: Sequence[Any]) -> tuple[int, int]:
+def call_with_gil(
+    function: int, arguments: Sequence[Any], keep: Temporaries | None = None
+) -> tuple[int, int]:
     """Call a function that touches tables without a lock: the GIL is theirs.
 
     The registry, the type table, and lists and dicts under change. Tag and payload, owned.
+    *keep*: that of the call for which the function makes an argument.
     """
-    keep = Members()
+    keep = Members() if keep is None else keep
     words, first, result = pack_frame(arguments, keep)
     place = address(first)
     count = len(arguments)
@@ -373,13 +378,7 @@ def look_up(name: ByteArray) -> tuple[int, Handle | None]:
     return made_with_gil(new_place(), py.TVMFFIFunctionGetGlobal, name)
 
 
-def on_streams(
-    streams: Sequence[tuple[int, int, Callable[[], int | None]]],
-    pointer: Any,
-    first: Any,
-    count: int,
-    result: Any,
-) -> int:
+def on_streams(streams: list[Work], *passed: Any) -> int:
     """Call with the stream of every device in the environment; put them back after.
 
     That is the one of `dlbridge.use_stream`, or else the first argument's. The call is a block of
@@ -390,7 +389,7 @@ def on_streams(
     begun: list[Begun] = []
     try:
         try:
-            return _on_streams(streams, before, begun, pointer, first, count, result)
+            return _on_streams(streams, before, begun, passed)
         finally:
             _put_back(before, begun)
     except BaseException:  # a signal handler's may have cut off the first
@@ -398,15 +397,7 @@ def on_streams(
         raise
 
 
-def _on_streams(
-    streams: Sequence[tuple[int, int, Callable[[], int | None]]],
-    before: dict[Device, tuple[int, Any]],
-    begun: list[Begun],
-    pointer: Any,
-    first: Any,
-    count: int,
-    result: Any,
-) -> int:
+def _on_streams(streams: list[Work], before: Any, begun: list[Begun], passed: Any) -> int:
     """`on_streams`, which notes in *before* and *begun* what is to be put back."""
     others: list[tuple[Device, int, int]] = []
     for device_type, device_id, stream in streams:
@@ -427,11 +418,11 @@ def _on_streams(
             _order(device, worked_on, handle)
             others.append((device, handle, worked_on))
     try:
-        failed: int = C.TVMFFIFunctionCall(pointer, first, count, result)
+        failed: int = C.TVMFFIFunctionCall(*passed)
     finally:
         for device, stream_of_other, worked_on in others:
             _order(device, stream_of_other, worked_on)
-    if result.type_index >= OBJECT_BEGIN:
+    if passed[-1].type_index >= OBJECT_BEGIN:  # of the result
         for device, (worked_on, _) in before.items():
             note_work(device, worked_on)
     return failed
@@ -452,7 +443,6 @@ def _order(device: Device, stream: int, on: int) -> None:
         plugin.wait(device.index, stream, on)
 
 
-@public_in("dlbridge.ffi")
 class BoundCall(Protocol):
     """The result of `Function.bind`: a plain Python function, the fastest to call.
 
@@ -498,31 +488,6 @@ class BoundCall(Protocol):
 
 
 # --- Function.__call__ and Function.bind --------------------------------------------
-
-_ways: Final[dict[type, Packer]] = {}
-"""Cache: exact class -> packer of what is not packed in line."""
-_numpy: Final[set[type]] = set()
-_torch: Final[set[type]] = set()
-"""The classes whose tensors are lent in line; their packers take what cannot be lent."""
-_is_neg: Any = None
-_fill: Any = None
-
-
-def _way_of(cls: type) -> Packer:
-    """The packer for instances of *cls*; from now on they are lent, if they can be."""
-    global _is_neg, _fill
-    if len(_ways) > CACHED_CLASSES:  # as in `packer_of`
-        _ways.clear()
-        _torch.clear()
-    filling = torch_filling(cls)
-    if filling is not None:
-        _is_neg, _fill = filling
-        _torch.add(cls)
-    elif is_lent_numpy(cls):
-        _numpy.add(cls)
-    found = _ways[cls] = packer_of(cls)
-    return found
-
 
 # Copied: an attribute of a cffi library costs 30 ns, a global 2.
 _CALL: Final = C.TVMFFIFunctionCall
@@ -584,14 +549,16 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
                 words[2 * count + 2] = words[2 * count + 3] = 0
             else:
                 place = 0
-                if kind in _torch:
-                    argument, filling, own, octets, at, _ = tensors[lent] or ready_tensor(
+                filling = lendable.get(kind)
+                if filling:
+                    is_neg, fill = filling
+                    argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(
                         tensors, lent
                     )
                     argument.value = value
                     try:
                         # Complex numbers may be lazily conjugated.
-                        refused = _is_neg(value) or _fill(*filling) or octets[_CODE_AT] == _COMPLEX
+                        refused = is_neg(value) or fill(*places) or octets[_CODE_AT] == _COMPLEX
                         if own[_DEVICE_WORD] != _CPU and not refused:
                             on_torchs_stream(value, own[_DEVICE_WORD], keep)
                     except unless_handler(Exception):
@@ -600,7 +567,7 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
                         argument.value = 0
                     else:
                         place = at
-                elif kind in _numpy:
+                elif filling is not None:
                     try:
                         capsule = value.__dlpack__(max_version=DLPACK_VERSION)
                     except unless_handler(Exception):
@@ -616,7 +583,7 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
                     words[2 * count + 2] = _TENSOR
                     words[2 * count + 3] = place
                 else:  # the packer knows what to do, or says why nothing can be done
-                    packer = _ways.get(kind) or _way_of(kind)
+                    packer = packers.get(kind) or packer_of(kind)
                     words[2 * count + 2], words[2 * count + 3] = packer(value, keep)
             count += 1  # <- loop
         pointer, call_c = self._pointer, _CALL

@@ -11,30 +11,23 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Mapping
-from itertools import count
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, count
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.public import public_in
 from dlbridge.core.values.text import with_article
 
+from . import _HOMES, any as values, containers, errors, functions, objects, tensors
 from ._lib import C, address, ffi, py
 from .any import (
-    CONSTRUCTORS,
     INDEX_MASK,
-    NUMBERS_AND_TEXTS,
     OBJECT_BEGIN,
-    OBJECT_PROTOCOL,
-    OTHER_VALUES,
-    RULES,
-    TEXTS_AND_NUMBERS,
     ByteArray,
-    Constructor,
     Handle,
     Members,
-    by_method,
-    defining,
     pack,
     release,
     subclasses,
@@ -42,50 +35,15 @@ from .any import (
     text_of,
     unpack,
     view,
-    views,
 )
 from .calls import ask, call_with_gil, new_memory, perform
-from .containers import (
-    Array,
-    Dict,
-    List,
-    Map,
-    Shape,
-    build_by,
-    pack_mapping,
-    pack_peer_container,
-    pack_sequence,
-    pack_shape,
-    shape_of,
-)
-from .errors import Error, pack_exception, raised
-from .functions import (
-    Function,
-    annotation_of,
-    get_global_func,
-    pack_callable,
-    parse,
-    register_global_func,
-    signature_of,
-)
+from .containers import Array, Dict, List, Map, Shape
+from .errors import Error, raised
+from .functions import Function, annotation_of, parse, signature_of
 from .modules import Module
-from .objects import (
-    MAX_DEPTH,
-    Argument,
-    Object,
-    bounded,
-    checked,
-    handle_of,
-    opaque_value,
-    pack_opaque,
-    pack_peer,
-    remember,
-    wrap,
-)
-from .tensors import lent_tensor, native_rule, tensor_of, tensor_rule
+from .objects import MAX_DEPTH, Object, bounded, checked, handle_of, remember
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
     from inspect import Parameter, Signature
 
 
@@ -179,19 +137,29 @@ class Field:
 
 
 class Method:
-    """A method as the table has it: `function` takes the object first, unless `static`."""
+    """A method of a type: the member of its class; called with the object first, unless `static`.
+
+    Its signature is made when it is asked for: inspect takes 4 ms to import, of the 25 before a
+    first call of a function.
+    """
 
     def __init__(self, owner: str, info: Any) -> None:
-        self.owner: str = owner
-        self.name: str = text_of(info.name)
-        self.doc: str | None = text_of(info.doc) or None
+        self.name = self.__name__ = text_of(info.name)
+        self.__qualname__ = f"{owner}.{self.name}"
+        self.__doc__ = text_of(info.doc) or None
         self.static: bool = bool(info.flags & C.kTVMFFIFieldFlagBitMaskIsStaticMethod)
         self.function: Function = _any(ffi.addressof(info, "method"))
         self._metadata = text_of(info.metadata)
 
+    def __get__(self, holder: Object | None, _owner: type | None = None) -> Any:
+        return self if holder is None or self.static else MethodType(self, holder)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function of the library."""
+        return self.function(*arguments)
+
     @property
-    def signature(self) -> Signature:
-        """The signature, as far as the library says."""
+    def __signature__(self) -> Signature:
         return signature_of(parse(self._metadata))
 
 
@@ -249,7 +217,6 @@ def index_of(type_key: str) -> int:
     return out[0]  # type: ignore[no-any-return]
 
 
-@public_in("dlbridge.ffi")
 def get_registered_type_keys() -> list[str]:
     """The keys of all types that are registered.
 
@@ -302,7 +269,6 @@ def class_of(index: int) -> type[Object]:
     return _classes.setdefault(index, made)
 
 
-@public_in("dlbridge.ffi")
 def object_class(type_key: str) -> type[Any]:  # its fields are known to the library only
     """The class of objects of the type *type_key*, to construct and to test instances.
 
@@ -340,7 +306,6 @@ def _object_index(type_key: str) -> int:
 def register_object(type_key: _Class) -> _Class: ...
 @overload
 def register_object(type_key: str | None = None) -> Callable[[_Class], _Class]: ...
-@public_in("dlbridge.ffi")
 def register_object(type_key: Any = None) -> Any:
     """Make the decorated class, a subclass of `Object`, the class of a type's objects.
 
@@ -420,7 +385,7 @@ def _equip(cls: type[Object], info: TypeInfo) -> type[Object]:
             if not hasattr(cls, name):  # a class that was not derived from the ancestor's
                 setattr(cls, name, member)
     members = _members(info)
-    members["__ffi_init__"] = members["__init__"] = _constructor(info)
+    members["__ffi_init__"] = members["__init__"] = Initializer(info)
     for name, behaviour in _BEHAVIOUR.items():
         if getattr(cls, name, None) is getattr(Object, name, None):
             members[name] = behaviour
@@ -434,85 +399,64 @@ def _equip(cls: type[Object], info: TypeInfo) -> type[Object]:
 
 def _members(info: TypeInfo) -> dict[str, Any]:
     """The fields and methods that a type adds to its ancestors'."""
-    members: dict[str, Any] = {found.name: _method(found) for found in info.methods}
+    members: dict[str, Any] = {found.name: found for found in info.methods}
     members |= {field.name: field for field in info.fields}
     return {name: member for name, member in members.items() if name not in _RESERVED}
-
-
-def _method(found: Method) -> Any:
-    """A method of the table as a Python function, with name, documentation and signature."""
-    function = found.function
-
-    def call(*arguments: Any) -> Any:
-        return function(*arguments)
-
-    _describe(call, found.owner, found.name, found.doc, lambda: found.signature)
-    return staticmethod(call) if found.static else call
-
-
-def _describe(
-    function: Any, owner: str, name: str, doc: str | None, signature: Callable[[], Signature]
-) -> None:
-    function.__name__, function.__qualname__ = name, f"{owner}.{name}"
-    function.__doc__ = doc
-    function.__wrapped__ = _Signed(signature)
-
-
-class _Signed:
-    """The object in which `inspect.signature` finds a function's signature, made when asked for.
-
-    inspect takes 4 ms to import, of the 25 before a first call of a function.
-    """
-
-    def __init__(self, make: Callable[[], Signature]) -> None:
-        self._make = make
-
-    @property
-    def __signature__(self) -> Signature:
-        return self._make()
 
 
 # --- Constructors -----------------------------------------------------------------
 
 
-def _constructor(info: TypeInfo) -> Callable[..., None]:
-    """``__ffi_init__``: make the C++ object, and let *self* be its wrapper."""
-    written = next((found for found in info.methods if found.name == "__ffi_init__"), None)
-    function = written.function if written else info.attribute("__ffi_init__")
+class Initializer:
+    """``__ffi_init__`` of a type: makes the C++ object, and lets *self* be its wrapper."""
 
-    def typed() -> Method | None:
-        # One that C++ wrote has parameters without names; the library's own takes
-        # anything, and knows the fields.
-        return written if written and "args" not in written.signature.parameters else None
+    __name__ = "__ffi_init__"
 
-    def signature() -> Signature:
-        own = typed()
-        if own:
-            return _with_self(own.signature.parameters.values())
-        return _with_self(_parameters(info) if function else ())
+    def __init__(self, info: TypeInfo) -> None:
+        written = next((found for found in info.methods if found.name == self.__name__), None)
+        self.__qualname__ = f"{info.type_key}.{self.__name__}"
+        self.__doc__ = written.__doc__ if written else None
+        self._info, self._written = info, written
+        self._function = written.function if written else info.attribute(self.__name__)
 
-    def construct(self: Any, /, *args: Any, **kwargs: Any) -> None:
-        if function is None:
-            raise TypeError(f"{info.type_key} has no constructor that can be called from Python")
-        if kwargs and typed():
-            raise TypeError(f"{info.type_key} takes positional arguments only")
+    def __get__(self, holder: Object | None, _owner: type | None = None) -> Any:
+        return self if holder is None else MethodType(self, holder)
+
+    def _typed(self) -> Signature | None:
+        """The signature of one that C++ wrote, whose parameters have no names.
+
+        The library's own takes anything, and knows the fields.
+        """
+        signature = self._written.__signature__ if self._written else None
+        return signature if signature and "args" not in signature.parameters else None
+
+    @property
+    def __signature__(self) -> Signature:
+        from inspect import Parameter, Signature
+
+        typed, own = self._typed(), [Parameter("self", Parameter.POSITIONAL_ONLY)]
+        if typed:
+            return Signature([*own, *typed.parameters.values()])
+        return Signature(own + (_parameters(self._info) if self._function else []))
+
+    def __call__(self, holder: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Make the object of *holder*."""
+        if self._function is None:
+            key = self._info.type_key
+            raise TypeError(f"{key} has no constructor that can be called from Python")
         arguments = list(args)
         if kwargs:
-            arguments.append(ask("ffi.GetKwargsObject"))
-            for name, value in kwargs.items():
-                arguments += name, value
-        _become(self, function, *arguments)
-
-    doc = written.doc if written else None
-    _describe(construct, info.type_key, "__ffi_init__", doc, signature)
-    return construct
+            if self._typed():
+                raise TypeError(f"{self._info.type_key} takes positional arguments only")
+            arguments += ask("ffi.GetKwargsObject"), *chain.from_iterable(kwargs.items())
+        _become(holder, self._function, *arguments)
 
 
 def _become(self: Any, /, fconstructor: Function, *args: Any) -> None:
     """``__init_handle_by_constructor__``: let *self* wrap the object that a function makes."""
     if getattr(self, "_handle", None) is not None:
         raise TypeError(f"this {type(self).__name__} is constructed already")
-    tag, payload = build_by(handle_of(fconstructor), args)
+    tag, payload = call_with_gil(handle_of(fconstructor), args)
     index = tag & INDEX_MASK
     expected = getattr(type(self), "__tvm_ffi_type_info__", info_of(C.kTVMFFIObject)).type_index
     if index < OBJECT_BEGIN or expected not in (index, *info_of(index).ancestors):
@@ -522,12 +466,6 @@ def _become(self: Any, /, fconstructor: Function, *args: Any) -> None:
     self._adopt(payload)
     self._index = index
     remember(self, int(payload))
-
-
-def _with_self(parameters: Iterable[Parameter]) -> Signature:
-    from inspect import Parameter, Signature
-
-    return Signature([Parameter("self", Parameter.POSITIONAL_ONLY), *parameters])
 
 
 def _parameters(info: TypeInfo) -> list[Parameter]:
@@ -699,12 +637,12 @@ _keys = count()
 
 def _hand_over(value: Object) -> Any:
     """The tvm_ffi package's wrapper of this object; that package asks for it."""
-    if get_global_func(_HAND_OVER, allow_missing=True) is None:
-        register_global_func(_HAND_OVER, _handed.pop, override=True)
+    if functions.get_global_func(_HAND_OVER, allow_missing=True) is None:
+        functions.register_global_func(_HAND_OVER, _handed.pop, override=True)
     key = next(_keys)  # of its own for each: threads may hand over one object at a time
     _handed[key] = value
     try:
-        return sys.modules["tvm_ffi"].get_global_func(_HAND_OVER)(key)
+        return sys.modules["tvm_ffi"].functions.get_global_func(_HAND_OVER)(key)
     finally:
         _handed.pop(key, None)
 
@@ -723,8 +661,6 @@ class ObjectConvertible:
     >>> ffi.convert(Pair())
     (1, 2)
     """
-
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     def asobject(self) -> Any:  # anybody's: what the subclass stands for
         """The value to pass instead of this one; a subclass must define it.
@@ -745,45 +681,39 @@ class ObjectConvertible:
         raise NotImplementedError
 
 
-def _wrapper(cls: type[Object]) -> Constructor:
-    return lambda handle, index: wrap(handle, index, cls)
-
-
-CONSTRUCTORS.update(
+values.CONSTRUCTORS.update(
     {
-        **TEXTS_AND_NUMBERS,
+        **values.TEXTS_AND_NUMBERS,
         # Every type that has no nearer ancestor here.
-        C.kTVMFFIObject: lambda handle, index: wrap(handle, index, class_of(index)),
-        C.kTVMFFIShape: shape_of,
-        C.kTVMFFITensor: tensor_of,
-        C.kTVMFFIOpaquePyObject: opaque_value,
-        **{index: _wrapper(cls) for cls, index in _OF_A_LAYOUT.items()},
+        C.kTVMFFIObject: lambda handle, index: objects.wrap(handle, index, class_of(index)),
+        C.kTVMFFIShape: containers.shape_of,
+        C.kTVMFFITensor: tensors.tensor_of,
+        C.kTVMFFIOpaquePyObject: objects.opaque_value,
     }
 )
+values.views[C.kTVMFFIDLTensorPtr] = tensors.lent_tensor
 
-views[C.kTVMFFIDLTensorPtr] = lent_tensor
 
-RULES.extend(
+values.RULES.extend(
     (
-        lambda cls: cls._pack if issubclass(cls, (Object, Argument)) else None,
+        lambda cls: cls._pack if issubclass(cls, (Object, objects.Argument)) else None,
         *(
-            subclasses_of("tvm_ffi", cls.__name__, pack_peer_container)
-            for cls in (Array, List, Map, Dict)
+            subclasses_of("tvm_ffi", name, containers.pack_peer_container)
+            for name in ("Array", "List", "Map", "Dict")
         ),
-        subclasses(ObjectConvertible, by_method("asobject", pack)),
-        defining("__chandle__", pack_peer),  # objects of tvm_ffi are what they are to C
-        OBJECT_PROTOCOL,
-        tensor_rule,
-        *NUMBERS_AND_TEXTS,
-        subclasses(Shape, pack_shape),
-        subclasses_of("tvm_ffi", "Shape", pack_shape),
-        subclasses((list, tuple), pack_sequence),
-        subclasses(dict, pack_mapping),
-        *OTHER_VALUES,
-        subclasses(BaseException, pack_exception),
-        defining("__call__", pack_callable),
-        native_rule,
-        lambda _cls: pack_opaque,  # carried as it is
+        subclasses(ObjectConvertible, values.by_method("asobject", pack)),
+        values.defining("__chandle__", objects.pack_peer),  # of tvm_ffi: what they are to C
+        values.OBJECT_PROTOCOL,
+        tensors.tensor_rule,
+        subclasses(Shape, containers.pack_shape),
+        subclasses_of("tvm_ffi", "Shape", containers.pack_shape),
+        subclasses((list, tuple), containers.pack_sequence),
+        subclasses(dict, containers.pack_mapping),
+        *values.VALUES,
+        subclasses(BaseException, errors.pack_exception),
+        values.defining("__call__", functions.pack_callable),
+        tensors.native_rule,
+        lambda _cls: objects.pack_opaque,  # carried as it is
     )
 )
 
@@ -803,12 +733,10 @@ class StructuralKey(Object):
     'found'
     """
 
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
-
     __slots__ = ()
 
     def __init__(self, key: Any) -> None:
-        make = get_global_func("ffi.StructuralKey")
+        make = functions.get_global_func("ffi.StructuralKey")
         self.__init_handle_by_constructor__(make, checked(key))
 
     def __hash__(self) -> int:
@@ -825,3 +753,9 @@ class StructuralKey(Object):
 for _key, _class in (("ffi.Module", Module), ("ffi.StructuralKey", StructuralKey)):
     if _key in get_registered_type_keys():  # older libraries do without some
         register_object(_key)(_class)
+
+# By this name users and pickles find what is public.
+for _name, _home in _HOMES.items():
+    _thing: Any = getattr(sys.modules.get(f"dlbridge.ffi{_home}"), _name, None)
+    if callable(_thing):
+        _thing.__module__ = "dlbridge.ffi"

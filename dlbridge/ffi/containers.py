@@ -12,17 +12,8 @@ import gc
 import operator
 import sys
 from array import array
-from collections.abc import (
-    ItemsView,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-    MutableSequence,
-    Sequence,
-    ValuesView,
-)
-from itertools import accumulate, chain, cycle, repeat
+from collections import abc
+from itertools import chain, cycle, repeat
 from operator import itemgetter
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex, TypeVar, overload
@@ -32,21 +23,11 @@ from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.kit.resources import shared_lock
 
 from ._lib import C, address, ffi, py
-from .any import (
-    HEADER,
-    OBJECT_BEGIN,
-    Handle,
-    Members,
-    Temporaries,
-    convert,
-    heap_text,
-    pack,
-    unpack,
-    untrack,
-    view,
-)
-from .calls import ask, builtin, call_with_gil, new_memory, perform
+from .any import HEADER, OBJECT_BEGIN, Handle, Members, convert, pack, unpack, untrack, view
+from .calls import ask, builtin, call_with_gil
 from .errors import Error, raised
+from .functions import Function
+from .modules import Module
 from .objects import (
     MAX_DEPTH,
     Argument,
@@ -60,13 +41,10 @@ from .objects import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from .any import Temporaries
 
 _INT: Final[int] = C.kTVMFFIInt
 _FLOAT: Final[int] = C.kTVMFFIFloat
-_RAW_STR: Final[int] = C.kTVMFFIRawStr
-_STR: Final[int] = C.kTVMFFIStr
 ANY_SIZE: Final[int] = ffi.sizeof("TVMFFIAny")
 
 
@@ -99,91 +77,25 @@ def decode(data: Any, size: int) -> list[Any]:
         return payloads.tolist()
     if tags == array("q", (_FLOAT,)) * size:
         return memoryview(payloads).cast("B").cast("d").tolist()
-    return [
-        payload if tag == _INT else heap_text(payload) if tag == _STR else view(tag, payload)
-        for tag, payload in zip(tags, payloads, strict=True)
-    ]
+    return list(map(view, tags, payloads))
 
 
-# Containers, and objects that have no value to compare. The low byte of a tag
-# is enough to rule them out; what else has it does no harm.
-_NESTED: Final = bytes(
-    (
-        C.kTVMFFIError,
-        C.kTVMFFIFunction,
-        C.kTVMFFITensor,
-        C.kTVMFFIArray,
-        C.kTVMFFIMap,
-        C.kTVMFFIModule,
-        C.kTVMFFIOpaquePyObject,
-        C.kTVMFFIList,
-        C.kTVMFFIDict,
-    )
-)
+_PLAIN: Final = bytes((*range(OBJECT_BEGIN), C.kTVMFFIStr, C.kTVMFFIBytes))
+"""The low bytes of the tags of plain values. What else has one is no container and no tensor."""
 
 
 def nested(data: Any, size: int) -> list[Any]:
     """Like `decode`, but empty where all values are plain: 2 us for a thousand."""
     kinds = ffi.buffer(data, ANY_SIZE * size)[:][::ANY_SIZE] if size else b""
-    return [] if kinds == kinds.translate(None, _NESTED) else decode(data, size)
+    return decode(data, size) if kinds.translate(None, _PLAIN) else []
 
 
-def _alike(values: Sequence[Any], keep: Temporaries) -> tuple[int, array[int]] | None:
-    """The tag and the payloads of values that are all `int`, all `float` or all `str`."""
-    kinds = set(map(type, values))
-    if kinds == {int}:
-        try:
-            return _INT, array("q", values)
-        except OverflowError:  # a BigInt among them
-            return None
-    if kinds == {float}:
-        return _FLOAT, array("q", array("d", values).tobytes())
-    if kinds == {str}:
-        parts = [value.encode("utf-8", "surrogateescape") for value in values]
-        texts = b"\0".join([*parts, b""])
-        if texts.count(0) == len(parts):  # none has a NUL of its own
-            buffer = ffi.from_buffer(texts)
-            keep.append(buffer)
-            ends = accumulate([len(part) + 1 for part in parts], initial=address(buffer))
-            return _RAW_STR, array("q", list(ends)[:-1])
-    return None
-
-
-def _pack_all(values: Sequence[Any], keep: Temporaries) -> Any:
-    """A TVMFFIAny array with *values*, borrowed: good while *keep* lives."""
-    size = len(values)
-    memory = ffi.new("TVMFFIAny[]", size)
-    words = memoryview(ffi.buffer(memory)).cast("B").cast("q")
-    alike = _alike(values, keep)
-    if alike is not None:
-        tag, payloads = alike
-        words[::2] = memoryview(array("q", (tag,)) * size)
-        words[1::2] = memoryview(payloads)
-        return memory
-    place = 0
-    for value in values:
-        words[place], words[place + 1] = pack(value, keep)
-        place += 2
-    return memory
-
-
-def build_by(
-    function: int, values: Sequence[Any], keep: Temporaries | None = None
-) -> tuple[int, int]:
-    """Tag and payload, owned, of what the function at the address *function* makes of *values*.
+def build(constructor: str, values: abc.Sequence[Any], keep: Temporaries | None = None) -> Handle:
+    """The new object that the library's function *constructor* makes of *values*.
 
     *keep* notes the streams of tensors among them, for the call that they are for.
     """
-    keep = Members() if keep is None else keep
-    words, _none, result = new_memory(0)
-    arguments = _pack_all(values, keep)
-    place, count = address(arguments), len(values)
-    return perform(words, py.TVMFFIFunctionCall, function, place, count, address(result))
-
-
-def build(constructor: str, values: Sequence[Any], keep: Temporaries | None = None) -> Handle:
-    """The new object that the library's function *constructor* makes of *values*."""
-    made = build_by(builtin(constructor), values, keep)[1]
+    made = call_with_gil(builtin(constructor), values, keep)[1]
     assert isinstance(made, Handle)  # constructors make objects
     return made
 
@@ -215,7 +127,7 @@ class Container(Object):
         __class_getitem__ = classmethod(GenericAlias)
 
     @classmethod
-    def _new(cls, values: Sequence[Any]) -> Self:
+    def _new(cls, values: abc.Sequence[Any]) -> Self:
         """A new container of *values*: elements, or keys and values one after the other."""
         return new_wrapper(build(cls._name, values), cls._type, cls)
 
@@ -231,7 +143,7 @@ class Container(Object):
         """The result of the library's function of that *name* on this object, with the GIL held."""
         return ask(self._name + name, self, *arguments)
 
-    def _read(self, decoder: Callable[[Any, int], list[Any]]) -> list[Any]:
+    def _read(self, decoder: abc.Callable[[Any, int], list[Any]]) -> list[Any]:
         """What *decoder* makes of the elements, or of keys and values, as they are now."""
         raise NotImplementedError
 
@@ -243,7 +155,7 @@ class Container(Object):
         """*other* as a container that can be compared with this one, or None."""
         raise NotImplementedError
 
-    def _paired(self, other: Any) -> Iterable[tuple[Any, Any]]:
+    def _paired(self, other: Any) -> abc.Iterable[tuple[Any, Any]]:
         """The values that may be more than plain ones, each with *other*'s in its place."""
         return zip(self._read(nested), other._read(nested), strict=False)
 
@@ -295,14 +207,12 @@ def _agree(ours: Container, theirs: Container) -> bool:
     while waiting:
         one, other = waiting.pop()
         for x, y in one._paired(other):
-            if x is y:
-                continue
             if isinstance(x, Container):
                 pair = handle_of(x), handle_of(y)
                 if pair not in seen:
                     seen.add(pair)
                     waiting.append((x, y))
-            elif not _same_object(x, y):
+            elif not same(x, y):
                 return False
     return True
 
@@ -311,21 +221,18 @@ def same(x: Any, y: Any) -> bool:
     """Whether two elements are equal: in type and value, as containers compare them."""
     if x is y:
         return True
-    if type(x) is not type(y):
-        return isinstance(x, Container) and isinstance(y, Container) and x == y
-    if isinstance(x, float):
-        return x == y or (x != x and y != y)  # NaN, to the library, equals itself
-    return bool(_same_object(x, y))
-
-
-def _same_object(x: Any, y: Any) -> bool:
-    if isinstance(x, Tensor):
-        return x is y
-    if isinstance(x, Error) and isinstance(y, Error):
+    if isinstance(x, Container) and isinstance(y, Container):
+        return x == y
+    if type(x) is not type(y) or isinstance(x, Tensor):
+        return False
+    if isinstance(x, Error):
         # An exception becomes a new Error each time that it is passed.
         exception = x.extra_context
-        return x == y or (exception is not None and exception is y.extra_context)
-    return bool(x == y)
+        return exception is not None and exception is y.extra_context
+    if isinstance(x, Object) and not isinstance(x, (Function, Module)):
+        return ask("ffi.RecursiveEq", x, y)  # type: ignore[no-any-return]
+    # NaN, to the library, equals itself.
+    return bool(x == y or (isinstance(x, float) and x != x and y != y))
 
 
 def tensors_in(value: Container) -> list[Tensor]:
@@ -357,15 +264,7 @@ def _cell(handle: int) -> Any:
     return ffi.cast("TVMFFISeqCell *", handle + HEADER)
 
 
-def _word(handle: Handle, place: int) -> bytes:
-    """The element at *place* as C has it; empty where there is none."""
-    cell = _cell(handle)
-    if place >= cell.size:
-        return b""
-    return bytes(ffi.buffer(ffi.cast("char *", cell.data) + ANY_SIZE * place, ANY_SIZE))
-
-
-class _Sequence(Container, Sequence[_T_co]):
+class _Sequence(Container, abc.Sequence[_T_co]):
     """The common part of Array and List; both begin with a TVMFFISeqCell."""
 
     __slots__ = ()
@@ -375,7 +274,7 @@ class _Sequence(Container, Sequence[_T_co]):
         """An object with the elements of now, which does not change while it is read."""
         return handle_of(self)
 
-    def _read(self, decoder: Callable[[Any, int], list[Any]]) -> list[Any]:
+    def _read(self, decoder: abc.Callable[[Any, int], list[Any]]) -> list[Any]:
         handle = self._held()
         cell = _cell(handle)
         return decoder(cell.data, cell.size)
@@ -384,23 +283,19 @@ class _Sequence(Container, Sequence[_T_co]):
         return self._read(decode)
 
     def _comparable(self, other: Any) -> Any:
-        fits = isinstance(other, Sequence) and not isinstance(other, (str, bytes))
+        fits = isinstance(other, abc.Sequence) and not isinstance(other, (str, bytes))
         return type(self)(other) if fits else None
 
     def _position(self, index: SupportsIndex) -> int:
+        size, name = len(self), type(self).__name__
         try:
-            place = operator.index(index)
+            return range(size)[index]
+        except IndexError:
+            raise IndexError(f"index {index} is out of range for {name} of size {size}") from None
         except TypeError:
             raise TypeError(
-                f"{type(self).__name__} indices must be integers or slices, "
-                f"not {type(index).__name__}"
+                f"{name} indices must be integers or slices, not {type(index).__name__}"
             ) from None
-        size = len(self)
-        if not -size <= place < size:
-            raise IndexError(
-                f"index {place} is out of range for {type(self).__name__} of size {size}"
-            )
-        return place + size if place < 0 else place
 
     def _item(self, place: int) -> Any:
         return self._call("GetItem", place)
@@ -417,13 +312,13 @@ class _Sequence(Container, Sequence[_T_co]):
     def __len__(self) -> int:
         return _cell(handle_of(self)).size  # type: ignore[no-any-return]
 
-    def __iter__(self) -> Iterator[_T_co]:
+    def __iter__(self) -> abc.Iterator[_T_co]:
         return iter(self._content())
 
-    def __reversed__(self) -> Iterator[_T_co]:
+    def __reversed__(self) -> abc.Iterator[_T_co]:
         return reversed(self._content())
 
-    def _places(self, value: Any, start: int = 0, stop: int | None = None) -> Iterator[int]:
+    def _places(self, value: Any, start: int = 0, stop: int | None = None) -> abc.Iterator[int]:
         """Where elements are equal to *value*."""
         items, wanted = self._content(), convert(value)
         places = range(*slice(start, stop).indices(len(items)))
@@ -441,14 +336,14 @@ class _Sequence(Container, Sequence[_T_co]):
     def count(self, value: Any) -> int:
         return sum(1 for _place in self._places(value))
 
-    def __add__(self, other: Iterable[Any]) -> Any:
-        return type(self)([*self, *other]) if isinstance(other, Iterable) else NotImplemented
+    def __add__(self, other: abc.Iterable[Any]) -> Any:
+        return type(self)([*self, *other]) if isinstance(other, abc.Iterable) else NotImplemented
 
-    def __radd__(self, other: Iterable[Any]) -> Any:
-        return type(self)([*other, *self]) if isinstance(other, Iterable) else NotImplemented
+    def __radd__(self, other: abc.Iterable[Any]) -> Any:
+        return type(self)([*other, *self]) if isinstance(other, abc.Iterable) else NotImplemented
 
 
-class Array(_Sequence[_T_co], Sequence[_T_co]):
+class Array(_Sequence[_T_co], abc.Sequence[_T_co]):
     """A sequence that never changes; what a Python list or tuple becomes as an argument.
 
     Elements are compared by type and value: 1.0 does not equal 1, also for ``in``, `index` and
@@ -466,30 +361,28 @@ class Array(_Sequence[_T_co], Sequence[_T_co]):
     ((3.5,), True, False)
     """
 
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
-
     __slots__ = ()
     _name, _type = "ffi.Array", C.kTVMFFIArray
 
     # The elements as they come back: of a list as an Array, of an array as a Tensor.
     @overload
-    def __new__(cls, input_list: Iterable[_Same]) -> Array[_Same]: ...
+    def __new__(cls, input_list: abc.Iterable[_Same]) -> Array[_Same]: ...
     @overload
-    def __new__(cls, input_list: Iterable[Any] = ...) -> Array[Any]: ...
-    def __new__(cls, input_list: Iterable[Any] = ()) -> Array[Any]:
+    def __new__(cls, input_list: abc.Iterable[Any] = ...) -> Array[Any]: ...
+    def __new__(cls, input_list: abc.Iterable[Any] = ()) -> Array[Any]:
         """An Array of the values, each converted as an argument is."""
         return cls._new(list(input_list))
 
     if TYPE_CHECKING:
 
-        def __add__(self, other: Iterable[Any]) -> Array[Any]: ...
-        def __radd__(self, other: Iterable[Any]) -> Array[Any]: ...
+        def __add__(self, other: abc.Iterable[Any]) -> Array[Any]: ...
+        def __radd__(self, other: abc.Iterable[Any]) -> Array[Any]: ...
 
     def _item(self, place: int) -> Any:
         return decode(ffi.cast("char *", _cell(handle_of(self)).data) + ANY_SIZE * place, 1)[0]
 
 
-class List(_Sequence[_T], MutableSequence[_T]):
+class List(_Sequence[_T], abc.MutableSequence[_T]):
     """A sequence that everyone who holds it sees changing.
 
     It is Python's `MutableSequence`. Each change is one step for other threads, and one that
@@ -509,51 +402,48 @@ class List(_Sequence[_T], MutableSequence[_T]):
     ([1, 2, 3], (4,), 2)
     """
 
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
-
     __slots__ = ()
     _name, _type = "ffi.List", C.kTVMFFIList
 
     # The elements as they come back: of a list as an Array, of an array as a Tensor.
     @overload
-    def __new__(cls, input_list: Iterable[_Same]) -> List[_Same]: ...
+    def __new__(cls, input_list: abc.Iterable[_Same]) -> List[_Same]: ...
     @overload
-    def __new__(cls, input_list: Iterable[Any] = ...) -> List[Any]: ...
-    def __new__(cls, input_list: Iterable[Any] = ()) -> List[Any]:
+    def __new__(cls, input_list: abc.Iterable[Any] = ...) -> List[Any]: ...
+    def __new__(cls, input_list: abc.Iterable[Any] = ()) -> List[Any]:
         """A List of the values, each converted as an argument is."""
         return cls._new(list(input_list))
 
     if TYPE_CHECKING:
 
-        def __add__(self, other: Iterable[Any]) -> List[Any]: ...
-        def __radd__(self, other: Iterable[Any]) -> List[Any]: ...
+        def __add__(self, other: abc.Iterable[Any]) -> List[Any]: ...
+        def __radd__(self, other: abc.Iterable[Any]) -> List[Any]: ...
 
     def _held(self) -> Handle:
         copy = List()
         ask("ffi.ListReplaceSlice", copy, 0, 0, self)
         return handle_of(copy)
 
-    def _replace(self, start: int, stop: int, new: List[Any]) -> None:
+    def _replace(self, places: range, new: List[Any]) -> None:
         # What is removed lives until C++ is done: its finalizer may look at this List.
-        removed = self._held() if start < stop else None
-        self._call("ReplaceSlice", start, stop, new)
+        removed = self._held() if places else None
+        self._call("ReplaceSlice", places.start, places.start + len(places), new)
         del removed
 
     @overload
     def __setitem__(self, index: SupportsIndex, value: _T) -> None: ...
     @overload
-    def __setitem__(self, index: slice, value: Iterable[_T]) -> None: ...
+    def __setitem__(self, index: slice, value: abc.Iterable[_T]) -> None: ...
     def __setitem__(self, index: Any, value: Any) -> None:
         new = List(value) if isinstance(index, slice) else Packed(value)
         with changing:
             if isinstance(new, Packed):
                 self._call("SetItem", self._position(index), new)
                 return
-            start, stop, step = index.indices(len(self))
-            if step == 1:
-                self._replace(start, max(start, stop), new)
+            places = range(len(self))[index]
+            if places.step == 1:
+                self._replace(places, new)
                 return
-            places = range(start, stop, step)
             if len(new) != len(places):
                 raise ValueError(
                     f"attempt to assign sequence of size {len(new)} "
@@ -567,49 +457,40 @@ class List(_Sequence[_T], MutableSequence[_T]):
             if not isinstance(index, slice):
                 self._call("Pop", self._position(index))
                 return
-            start, stop, step = index.indices(len(self))
-            if step == 1:
-                self._replace(start, max(start, stop), List())
+            places = range(len(self))[index]
+            if places.step == 1:
+                self._replace(places, List())
                 return
-            for place in sorted(range(start, stop, step), reverse=True):
+            for place in sorted(places, reverse=True):
                 self._call("Pop", place)
 
     def insert(self, index: SupportsIndex, value: _T) -> None:
         """Insert *value* before *index*, as into a Python list."""
-        place, item = operator.index(index), Packed(value)
+        item = Packed(value)
         with changing:
-            size = len(self)
-            place = max(0, place + size) if place < 0 else min(place, size)
-            self._call("Insert", place, item)
+            self._call("Insert", range(len(self))[index:].start, item)
 
-    def append(self, value: _T) -> None:
-        """Add *value* at the end."""
-        self.insert(sys.maxsize, value)
-
-    def extend(self, values: Iterable[_T]) -> None:
+    def extend(self, values: abc.Iterable[_T]) -> None:
         """Add all of *values* at the end, or none if one cannot be converted."""
         self[sys.maxsize :] = values
 
     def pop(self, index: SupportsIndex = -1) -> _T:
         """Remove and return the element at *index*."""
         with changing:
-            if not len(self):
-                raise IndexError("pop from empty List")
             return self._call("Pop", self._position(index))  # type: ignore[no-any-return]
 
     def remove(self, value: _T) -> None:
         """Remove the first element that equals *value*."""
         wanted = convert(value)
         while True:
-            held = self._held()
-            items = decode(_cell(held).data, _cell(held).size)
+            before = self._content()
             # Without the lock: a comparison may run code of the elements.
-            place = next((i for i, item in enumerate(items) if same(item, wanted)), None)
+            place = next((i for i, item in enumerate(before) if same(item, wanted)), None)
             if place is None:
                 raise ValueError(f"{value!r} is not in the {type(self).__name__}")
             with changing:
-                # Objects are the same at the same address, as *held* keeps them.
-                if _word(self._held(), place) == _word(held, place):
+                now = self._content()
+                if place < len(now) and same(now[place], before[place]):
                     self._call("Pop", place)
                     return
 
@@ -625,12 +506,7 @@ class List(_Sequence[_T], MutableSequence[_T]):
 
 def pack_sequence(value: Any, keep: Temporaries) -> tuple[int, int]:
     """A Python list or tuple as an Array."""
-    handle = build("ffi.Array", value, keep)
-    keep.append(handle)
-    return C.kTVMFFIArray, handle
-
-
-_SHAPE: Final[int] = C.kTVMFFIShape
+    return keep.own(C.kTVMFFIArray, build("ffi.Array", value, keep))
 
 
 class Shape(tuple[int, ...]):
@@ -652,12 +528,10 @@ class Shape(tuple[int, ...]):
     Shape((2, 3))
     """
 
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
-
     # The object, once it was passed; a tuple's subclass has no other place for it.
     _object: Handle | None = None
 
-    def __new__(cls, content: Iterable[SupportsIndex] = ()) -> Shape:
+    def __new__(cls, content: abc.Iterable[SupportsIndex] = ()) -> Shape:
         """A Shape of the integers in *content*."""
         shape = super().__new__(cls, map(operator.index, content))
         for size in shape:
@@ -680,8 +554,7 @@ def pack_shape(value: Any, keep: Temporaries) -> tuple[int, int]:
         if isinstance(value, Shape):
             untrack(handle)
             value._object = handle
-    keep.append(handle)
-    return _SHAPE, handle
+    return keep.own(C.kTVMFFIShape, handle)
 
 
 def shape_of(owned: Handle, _index: int) -> Shape:
@@ -708,11 +581,11 @@ _missing: Final = build("ffi.GetInvalidObject", ())
 
 def _pairs(values: Any) -> list[Any]:
     """Keys and values of a mapping, or of pairs, one after the other."""
-    pairs = values.items() if isinstance(values, Mapping) else values
+    pairs = values.items() if isinstance(values, abc.Mapping) else values
     return list(chain.from_iterable((key, value) for key, value in pairs))
 
 
-def _packed_key(key: Any) -> Packed:
+def _packed_key(key: Any) -> Any:
     """A key that is passed twice: to find its value, and to change it."""
     if type(key) is MovedObject:
         name = type(key.value).__name__
@@ -722,7 +595,7 @@ def _packed_key(key: Any) -> Packed:
     return Packed(key)
 
 
-def _without_collector(steps: Iterator[Any]) -> bool:
+def _without_collector(steps: abc.Iterator[Any]) -> bool:
     """``any(steps)`` with the collector paused, in one call of C code.
 
     A fork in another thread finds the collector as it was before or as it is afterwards.
@@ -731,21 +604,21 @@ def _without_collector(steps: Iterator[Any]) -> bool:
         return any(steps)
     try:
         # `iter(f, None)` calls *f*, which returns None, and is at its end.
-        paused: Iterator[bool] = iter(gc.disable, None)
-        resumed: Iterator[bool] = iter(gc.enable, None)
+        paused: abc.Iterator[bool] = iter(gc.disable, None)
+        resumed: abc.Iterator[bool] = iter(gc.enable, None)
         return list(chain(paused, map(any, [steps]), resumed)) == [True]
     except BaseException:
         gc.enable()
         raise
 
 
-class _Mapping(Container, Mapping[_K, _V_co]):
+class _Mapping(Container, abc.Mapping[_K, _V_co]):
     """The common part of Map and Dict."""
 
     __slots__ = ()
     _python = dict
 
-    def _read(self, decoder: Callable[[Any, int], list[Any]]) -> list[Any]:
+    def _read(self, decoder: abc.Callable[[Any, int], list[Any]]) -> list[Any]:
         """Keys and values one after the other.
 
         The library's iterator is good while nothing changes. It is made and asked in one
@@ -793,59 +666,43 @@ class _Mapping(Container, Mapping[_K, _V_co]):
 
     def _comparable(self, other: Any) -> Any:
         # A Map and a Dict are never equal, a Python mapping may be equal to both.
-        fits = isinstance(other, Mapping) and not isinstance(other, Container)
+        fits = isinstance(other, abc.Mapping) and not isinstance(other, Container)
         return type(self)(other) if fits else None
 
-    def _paired(self, other: Any) -> Iterable[tuple[Any, Any]]:
+    def _paired(self, other: Any) -> abc.Iterable[tuple[Any, Any]]:
         return ((value, other.get(key)) for key, value in self._content())
 
-    def _find(self, key: Any) -> tuple[int, int] | None:
-        """Tag and payload of the value for *key*, owned by the caller; None if there is none."""
-        found = call_with_gil(builtin(f"{self._name}GetItemOrMissing"), (self, key))
-        if found[1] == _missing and found[0] >= OBJECT_BEGIN:
-            return None
-        return found
-
     def __getitem__(self, key: _K) -> _V_co:
-        found = self._find(key)
-        if found is None:
+        tag, payload = call_with_gil(builtin(f"{self._name}GetItemOrMissing"), (self, key))
+        if payload == _missing and tag >= OBJECT_BEGIN:
             raise KeyError(key)
-        return unpack(*found)  # type: ignore[no-any-return]
+        return unpack(tag, payload)  # type: ignore[no-any-return]
 
-    if not TYPE_CHECKING:  # the types are Mapping's
-
-        def get(self, key: Any, default: Any = None) -> Any:
-            found = self._find(key)
-            return default if found is None else unpack(*found)
-
-    def __contains__(self, key: object) -> bool:
-        return self._call("Count", key) != 0  # type: ignore[no-any-return]
-
-    def __iter__(self) -> Iterator[_K]:
+    def __iter__(self) -> abc.Iterator[_K]:
         return iter(self._read(decode)[::2])
 
-    def items(self) -> ItemsView[_K, _V_co]:
+    def items(self) -> abc.ItemsView[_K, _V_co]:
         return _Items(self)
 
-    def values(self) -> ValuesView[_V_co]:
+    def values(self) -> abc.ValuesView[_V_co]:
         return _Values(self)
 
 
-class _Items(ItemsView[Any, Any]):
+class _Items(abc.ItemsView[Any, Any]):
     _mapping: _Mapping[Any, Any]
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> abc.Iterator[tuple[Any, Any]]:
         return iter(self._mapping._content())
 
 
-class _Values(ValuesView[Any]):
+class _Values(abc.ValuesView[Any]):
     _mapping: _Mapping[Any, Any]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> abc.Iterator[Any]:
         return iter(self._mapping._read(decode)[1::2])
 
 
-class Map(_Mapping[_K, _V_co], Mapping[_K, _V_co]):
+class Map(_Mapping[_K, _V_co], abc.Mapping[_K, _V_co]):
     """A mapping that never changes; what a Python dict becomes as an argument.
 
     It keeps the order of insertion. Keys are found by the library's own hash and equality.
@@ -862,26 +719,24 @@ class Map(_Mapping[_K, _V_co], Mapping[_K, _V_co]):
     (1, 0, [('a', 1)])
     """
 
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
-
     __slots__ = ()
     _name, _type = "ffi.Map", C.kTVMFFIMap
 
     # Keys and values as they come back: a list as an Array, an array as a Tensor.
     @overload
     def __new__(
-        cls, input_dict: Mapping[_SameKey, _Same] | Iterable[tuple[_SameKey, _Same]]
+        cls, input_dict: abc.Mapping[_SameKey, _Same] | abc.Iterable[tuple[_SameKey, _Same]]
     ) -> Map[_SameKey, _Same]: ...
     @overload
     def __new__(
-        cls, input_dict: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ...
+        cls, input_dict: abc.Mapping[Any, Any] | abc.Iterable[tuple[Any, Any]] = ...
     ) -> Map[Any, Any]: ...
     def __new__(cls, input_dict: Any = ()) -> Map[Any, Any]:
         """A Map of a mapping, or of pairs; each key and value converted as an argument is."""
         return cls._new(_pairs(input_dict))
 
 
-class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
+class Dict(_Mapping[_K, _V], abc.MutableMapping[_K, _V]):
     """A mapping that everyone who holds it sees changing.
 
     It is Python's `MutableMapping`, but `popitem` removes the first pair, and after a removal the
@@ -901,19 +756,17 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
     ({}, (1,), (1,), None)
     """
 
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
-
     __slots__ = ()
     _name, _type = "ffi.Dict", C.kTVMFFIDict
 
     # Keys and values as they come back: a list as an Array, an array as a Tensor.
     @overload
     def __new__(
-        cls, input_dict: Mapping[_SameKey, _Same] | Iterable[tuple[_SameKey, _Same]]
+        cls, input_dict: abc.Mapping[_SameKey, _Same] | abc.Iterable[tuple[_SameKey, _Same]]
     ) -> Dict[_SameKey, _Same]: ...
     @overload
     def __new__(
-        cls, input_dict: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ...
+        cls, input_dict: abc.Mapping[Any, Any] | abc.Iterable[tuple[Any, Any]] = ...
     ) -> Dict[Any, Any]: ...
     def __new__(cls, input_dict: Any = ()) -> Dict[Any, Any]:
         """A Dict of a mapping, or of pairs; each key and value converted as an argument is."""
@@ -922,51 +775,42 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
     def __setitem__(self, key: _K, value: _V) -> None:
         place, item = _packed_key(key), Packed(value)
         with changing:
-            # The value that goes lives until C++ is done: its finalizer may look at this Dict.
-            before = self._find(place)
-            try:
-                self._call("SetItem", place, item)
-            finally:
-                if before:
-                    unpack(*before)
+            before = self.get(place)
+            self._call("SetItem", place, item)
+        del before  # it lives until C++ is done: its finalizer may look at this Dict
 
     def __delitem__(self, key: _K) -> None:
         self.pop(key)
 
     if not TYPE_CHECKING:  # the types are MutableMapping's
 
-        def pop(self, key: Any, *default: Any) -> Any:  # anybody's: the value
+        def pop(self, key: Any, default: Any = _missing) -> Any:  # anybody's: the value
             """Remove *key* and return its value, or *default* if it is not there."""
-            if len(default) > 1:
-                raise TypeError(f"pop expected at most 2 arguments, got {1 + len(default)}")
             place = _packed_key(key)
             with changing:
-                found = self._find(place)
-                if found is not None:
-                    value = unpack(*found)
+                value = self.get(place, _missing)
+                if value is not _missing:
                     self._call("Erase", place)
                     return value
-            if default:
-                return default[0]
-            raise KeyError(key)
+            if default is _missing:
+                raise KeyError(key)
+            return default
 
         def setdefault(self, key: Any, default: Any = None) -> Any:  # anybody's: the value
             """The value for *key*; if there is none, *default* becomes it."""
             place, item = _packed_key(key), Packed(default)
             with changing:
-                found = self._find(place)
-                if found is None:
-                    self._call("SetItem", place, item)
-                    return default
-            return unpack(*found)
+                if place in self:
+                    return self[place]
+                self._call("SetItem", place, item)
+                return default
 
     def popitem(self) -> tuple[_K, _V]:
         """Remove and return the first pair."""
         with changing:
-            keys = list(self)
-            if not keys:
+            if not self:
                 raise KeyError("popitem from an empty Dict")
-            return keys[0], self.pop(keys[0])
+            return super().popitem()
 
     def clear(self) -> None:
         """Remove everything."""
@@ -978,6 +822,4 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
 
 def pack_mapping(value: Any, keep: Temporaries) -> tuple[int, int]:
     """A Python dict as a Map."""
-    handle = build("ffi.Map", _pairs(value), keep)
-    keep.append(handle)
-    return C.kTVMFFIMap, handle
+    return keep.own(C.kTVMFFIMap, build("ffi.Map", _pairs(value), keep))

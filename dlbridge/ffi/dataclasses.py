@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dlbridge.core.public import public_in
-
 from .calls import ask
 from .classes import Field, TypeInfo, register_object
 from .containers import Array, Dict, List, Map
@@ -29,7 +27,6 @@ _ORDER = {
 }
 
 
-@public_in("dlbridge.ffi.dataclasses")
 def c_class(
     type_key: str,
     *,
@@ -118,7 +115,6 @@ def _refuse(self: Object, *_args: Any, **_kwargs: Any) -> None:
     raise TypeError(f"{type(self).__name__} is not constructed directly")
 
 
-@public_in("dlbridge.ffi.dataclasses")
 def is_dataclass(obj: object) -> bool:
     """Whether *obj* is an object of a registered type, or its class.
 
@@ -145,7 +141,6 @@ def _info_of(obj: object) -> TypeInfo | None:
     return getattr(cls, "__tvm_ffi_type_info__", None) if issubclass(cls, Object) else None
 
 
-@public_in("dlbridge.ffi.dataclasses")
 def fields(class_or_instance: object) -> tuple[Field, ...]:
     """The fields of a registered type, those of its ancestors first.
 
@@ -179,7 +174,6 @@ def fields(class_or_instance: object) -> tuple[Field, ...]:
     return tuple({field.name: field for field in info.all_fields()}.values())
 
 
-@public_in("dlbridge.ffi.dataclasses")
 def asdict(obj: Any) -> dict[str, Any]:
     """The fields of *obj* by name; objects and containers in them converted likewise.
 
@@ -202,7 +196,6 @@ def asdict(obj: Any) -> dict[str, Any]:
     return {name: _plain(value, asdict) for name, value in _content(obj, "asdict").items()}
 
 
-@public_in("dlbridge.ffi.dataclasses")
 def astuple(obj: Any) -> tuple[Any, ...]:
     """The fields of *obj* in order; objects and containers in them converted likewise.
 
@@ -238,7 +231,6 @@ def _plain(value: Any, convert: Callable[[Any], Any]) -> Any:
     return convert(value) if isinstance(value, Object) and is_dataclass(value) else value
 
 
-@public_in("dlbridge.ffi.dataclasses")
 def replace(obj: _Record, /, **changes: Any) -> _Record:
     """A copy of *obj* with other values in some of its fields.
 

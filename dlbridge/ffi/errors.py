@@ -18,26 +18,16 @@ from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from dlbridge.core.implementation_details.handlers import is_from_handler, unless_handler
-from dlbridge.core.public import public_in
 from dlbridge.kit.resources import shared_lock
 
 from ._lib import C, address, ffi, py
-from .any import (
-    HEADER,
-    ByteArray,
-    Handle,
-    Temporaries,
-    made,
-    made_with_gil,
-    native_type_index,
-    new_place,
-    text_of,
-    view,
-)
+from .any import HEADER, ByteArray, made, made_with_gil, native_type_index, new_place, text_of, view
 from .objects import Object, borrow, make_opaque, new_wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from .any import Handle, Temporaries
 
 
 # The frames of cffi between Python and C, which are left out.
@@ -109,7 +99,6 @@ def register_error(name_or_cls: _Exception) -> _Exception: ...
 def register_error(name_or_cls: str, cls: _Exception) -> _Exception: ...
 @overload
 def register_error(name_or_cls: str | None = None) -> Callable[[_Exception], _Exception]: ...
-@public_in("dlbridge.ffi")
 def register_error(name_or_cls: Any = None, cls: Any = None) -> Any:
     """Connect a kind of error with an exception class, in both directions.
 
@@ -181,8 +170,6 @@ class Error(Object):
     >>> ffi.Error("ValueError", "wrong").py_error()
     ValueError('wrong')
     """
-
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     __slots__ = ()
 
@@ -284,7 +271,7 @@ def drop_untaken() -> None:
     thread = get_ident()
     if thread in untaken:
         untaken.discard(thread)
-        drain()
+        take_raised()
     else:  # threads that have ended left nothing
         untaken.intersection_update([other.ident for other in threading.enumerate()])
 
@@ -297,7 +284,7 @@ def raised() -> BaseException:
     has made another failing call in between.
     """
     try:
-        owned = _take_raised()
+        owned = take_raised()
         if untaken:
             untaken.discard(get_ident())
         if owned is None:
@@ -318,23 +305,18 @@ def interrupted(error: SystemError) -> BaseException:
     That is how `PyErr_CheckSignals` inside a long call ends: cffi reports a
     SystemError whose cause is the KeyboardInterrupt.
     """
-    drain()
+    take_raised()
     return error.__cause__ or error
 
 
-def drain() -> None:
-    """Drop the thread's pending error, if any."""
-    _take_raised()
-
-
-def _take_raised() -> Handle | None:
+def take_raised() -> Handle | None:
     """Take the thread's pending error out of its state; None if there is none."""
     return made_with_gil(new_place(), py.TVMFFIErrorMoveFromRaised)[1]
 
 
 # An error left in thread-local state is freed after Python is gone; one that
 # holds a Python object crashes then.
-atexit.register(drain)
+atexit.register(take_raised)
 
 
 def _cell(handle: Any) -> Any:
@@ -476,6 +458,4 @@ def _create(
 
 def pack_exception(value: BaseException, keep: Temporaries) -> tuple[int, int]:
     """An exception as an Error object."""
-    handle = error_of(value)
-    keep.append(handle)
-    return C.kTVMFFIError, handle
+    return keep.own(C.kTVMFFIError, error_of(value))

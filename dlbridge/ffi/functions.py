@@ -5,31 +5,18 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import immortal
-from dlbridge.core.public import public_in
 from dlbridge.core.tensor.array_tensor import expire_lent
 from dlbridge.core.values.text import did_you_mean
 from dlbridge.errors import ExchangeError
 
 from ._lib import C, address, destructor, ffi, py
-from .any import (
-    HEADER,
-    INDEX_MASK,
-    OBJECT_BEGIN,
-    ByteArray,
-    Handle,
-    Temporaries,
-    made,
-    new_place,
-    pack,
-    release,
-    view,
-)
+from .any import HEADER, ByteArray, Temporaries, made, new_place, pack, release, view
 from .calls import BoundCall, ask, bind, fast_call, look_up
 from .errors import raised, set_raised, untaken
 from .objects import Object, handle_of, with_owner, wrap
@@ -37,7 +24,6 @@ from .tensors import converter, readonly
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Mapping
     from inspect import Signature
 
     import jax
@@ -45,6 +31,8 @@ if TYPE_CHECKING:
     import torch
 
     from dlbridge.typing import SupportsDLPack
+
+    from .any import Handle
 
     _Array = TypeVar("_Array", bound=SupportsDLPack)
 
@@ -87,7 +75,6 @@ def _escaped(_class: type, exception: BaseException, _traceback: Any) -> None:
 
 _INT: Final[int] = C.kTVMFFIInt
 _LENT: Final[int] = C.kTVMFFIDLTensorPtr
-_BORROWED: Final = frozenset({C.kTVMFFIRawStr, C.kTVMFFIByteArrayPtr, C.kTVMFFIObjectRValueRef})
 
 _callables: dict[int, Callable[..., Any]] = {}
 
@@ -157,22 +144,9 @@ _NOTHING: Final = ffi.new("TVMFFIAny *")[0]
 def _give(value: Any, result: Any) -> None:
     """Write *value* to *result* so that the caller owns it."""
     keep = Temporaries()
-    tag, payload = pack(value, keep)
-    index = tag & INDEX_MASK
-    words = ffi.cast("int64_t *", result)
-    if index in _BORROWED:
-        given = ffi.new("int64_t[2]", (tag, payload))
-        if C.TVMFFIAnyViewToOwnedAny(ffi.cast("TVMFFIAny *", given), result):
-            raise raised()
-        return
-    if index >= OBJECT_BEGIN:
-        try:
-            py.TVMFFIObjectIncRef(payload)
-        except BaseException:  # a Ctrl-C that came meanwhile; the call itself cannot fail
-            Handle(payload)
-            raise
-    words[0] = tag
-    words[1] = payload
+    given = ffi.new("int64_t[2]", pack(value, keep))
+    if C.TVMFFIAnyViewToOwnedAny(ffi.cast("TVMFFIAny *", given), result):
+        raise raised()
 
 
 _python_entry: Final = Entry(_callables, "int(intptr_t, int64_t *, int32_t, TVMFFIAny *)", _enter)
@@ -185,9 +159,7 @@ def make_function(function: Callable[..., Any]) -> Handle:
 
 def pack_callable(value: Callable[..., Any], keep: Temporaries) -> tuple[int, int]:
     """A Python callable as a new function object."""
-    handle = make_function(value)
-    keep.append(handle)
-    return C.kTVMFFIFunction, handle
+    return keep.own(C.kTVMFFIFunction, make_function(value))
 
 
 def check_symbol(symbol: int) -> None:
@@ -339,8 +311,6 @@ class Function(Object):
     >>> step()
     3
     """
-
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     __slots__ = ("_metadata", "_name", "_pointer")
 
@@ -598,7 +568,7 @@ def described(function: Function, metadata: Mapping[str, Any] | str, name: str =
     """
     function._metadata = metadata
     function._name = name
-    if type(function) is Function and not isinstance(metadata, str) and "arg_names" in metadata:
+    if type(function) is Function and "arg_names" in metadata:
         function.__class__ = KeywordFunction
     return function
 
@@ -609,7 +579,6 @@ def check_callable(function: object) -> None:
         raise TypeError(f"{function!r} cannot be called, so it cannot become a Function")
 
 
-@public_in("dlbridge.ffi")
 def convert_func(pyfunc: Callable[..., Any], tensor_cls: Any = None) -> Function:
     """The Python callable as a `Function`.
 
@@ -657,7 +626,6 @@ _Callable = TypeVar("_Callable", bound="Callable[..., object]")
 def get_global_func(name: str, allow_missing: Literal[False] = False) -> Function: ...
 @overload
 def get_global_func(name: str, allow_missing: bool) -> Function | None: ...
-@public_in("dlbridge.ffi")
 def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
     """The global function *name*.
 
@@ -701,8 +669,6 @@ def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
         text = ask("ffi.GetGlobalFuncMetadata", name) or ""
     except unless_handler(RuntimeError):
         text = ""  # another thread has just removed the name; the function is ours
-    if '"arg_names"' in text or "DLTensor*" in text:
-        return described(function, parse(text), name)
     return described(function, text, name)
 
 
@@ -712,7 +678,6 @@ def _name(name: str) -> ByteArray:
     return ByteArray(name)
 
 
-@public_in("dlbridge.ffi")
 def get_global_func_metadata(name: str) -> Mapping[str, Any]:
     """The metadata of the global function *name*.
 
@@ -747,7 +712,6 @@ def register_global_func(func_name: str, f: _Callable, override: bool = False) -
 def register_global_func(
     func_name: str, f: None = None, override: bool = False
 ) -> Callable[[_Callable], _Callable]: ...
-@public_in("dlbridge.ffi")
 def register_global_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
     """Make the Python callable *f* the global function *func_name*.
 
@@ -823,7 +787,6 @@ def _published(function: Any) -> dict[str, Any]:
     return metadata
 
 
-@public_in("dlbridge.ffi")
 def remove_global_func(name: str) -> None:
     """Remove the global function *name*; functions that were got keep working.
 
@@ -843,7 +806,6 @@ def remove_global_func(name: str) -> None:
     ask("ffi.FunctionRemoveGlobal", name)
 
 
-@public_in("dlbridge.ffi")
 def list_global_func_names() -> list[str]:
     """The names of all global functions.
 

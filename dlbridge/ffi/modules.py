@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import sys
@@ -11,20 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import immortal
-from dlbridge.core.public import public_in
 from dlbridge.core.values.text import did_you_mean
 
+from . import functions
 from ._lib import address, ffi, py
 from .calls import ask
 from .errors import raised
-from .functions import (
-    Function,
-    check_symbol,
-    described,
-    get_global_func,
-    list_global_func_names,
-    parse,
-)
+from .functions import Function, check_symbol, described, get_global_func, list_global_func_names
 from .objects import Object
 
 if TYPE_CHECKING:
@@ -50,13 +42,10 @@ def names_in(file: Path) -> set[str]:
     The C API does not list the functions of a module.
     """
     try:
-        with file.open("rb") as opened:
-            if not 0 < file.stat().st_size <= _LARGEST:
-                return set()
-            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return {found[1].decode("ascii") for found in _SYMBOL.finditer(content)}
+        content = file.read_bytes() if file.stat().st_size <= _LARGEST else b""
     except OSError:
         return set()
+    return {found[1].decode("ascii") for found in _SYMBOL.finditer(content)}
 
 
 _LOADERS: Final = "ffi.Module.load_from_file."
@@ -73,8 +62,6 @@ class ModulePropertyMask(IntFlag):
     >>> ffi.ModulePropertyMask.RUNNABLE in ffi.system_lib().get_property_mask()
     True
     """
-
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     BINARY_SERIALIZABLE = 0b001
     RUNNABLE = 0b010
@@ -93,7 +80,8 @@ class Module(Object):
     False
     """
 
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
+    # All calls hold the GIL (`ask`): loading registers functions and types in tables
+    # that have no lock, and import lists have none either.
 
     # The functions that were got are kept as attributes.
     __slots__ = ("__dict__",)
@@ -104,12 +92,7 @@ class Module(Object):
         """The library's answer about the function *name*; None for a name with a NUL."""
         if isinstance(name, str) and "\0" in name:
             return None  # C would look for what is before the NUL
-        return self._call(question, name, query_imports)
-
-    # All calls hold the GIL: loading registers functions and types in tables
-    # that have no lock, and import lists have none either.
-    def _call(self, name: str, *arguments: Any) -> Any:
-        return ask(name, self, *arguments)
+        return ask(question, self, name, query_imports)
 
     if TYPE_CHECKING:
         imports_: Array[Module]
@@ -234,7 +217,7 @@ class Module(Object):
         ['type_schema']
         """
         text = self._ask("ffi.ModuleGetFunctionMetadata", name, query_imports)
-        return parse(text or "") or None
+        return functions.parse(text or "") or None
 
     def get_function_doc(self, name: str, query_imports: bool = False) -> str | None:
         """The documentation of the function *name*.
@@ -261,7 +244,7 @@ class Module(Object):
     @property
     def kind(self) -> str:
         """The kind of the module, such as ``"library"`` for a shared library."""
-        return self._call("ffi.ModuleGetKind")  # type: ignore[no-any-return]
+        return ask("ffi.ModuleGetKind", self)  # type: ignore[no-any-return]
 
     @property
     def imports(self) -> list[Module]:
@@ -289,11 +272,11 @@ class Module(Object):
         1
         >>> module.clear_imports()
         """
-        self._call("ffi.ModuleImportModule", module)
+        ask("ffi.ModuleImportModule", self, module)
 
     def clear_imports(self) -> None:
         """Remove all modules from `imports`."""
-        self._call("ffi.ModuleClearImports")
+        ask("ffi.ModuleClearImports", self)
 
     def inspect_source(self, fmt: str = "") -> str:
         """The source that the module carries.
@@ -314,11 +297,11 @@ class Module(Object):
         >>> ffi.system_lib().inspect_source()
         ''
         """
-        return self._call("ffi.ModuleInspectSource", fmt)  # type: ignore[no-any-return]
+        return ask("ffi.ModuleInspectSource", self, fmt)  # type: ignore[no-any-return]
 
     def get_write_formats(self) -> list[str]:
         """The formats that `write_to_file` knows for this kind of module."""
-        return list(self._call("ffi.ModuleGetWriteFormats"))
+        return list(ask("ffi.ModuleGetWriteFormats", self))
 
     def write_to_file(self, file_name: str | os.PathLike[str], fmt: str = "") -> None:
         """Write the module to a file.
@@ -344,7 +327,7 @@ class Module(Object):
             ...
         RuntimeError: Module[library] does not support WriteToFile
         """
-        self._call("ffi.ModuleWriteToFile", os.fspath(file_name), fmt)
+        ask("ffi.ModuleWriteToFile", self, os.fspath(file_name), fmt)
 
     def get_property_mask(self) -> ModulePropertyMask:
         """The properties of the module, as flags.
@@ -359,7 +342,7 @@ class Module(Object):
         >>> ffi.system_lib().get_property_mask() & ffi.ModulePropertyMask.RUNNABLE
         <ModulePropertyMask.RUNNABLE: 2>
         """
-        return ModulePropertyMask(self._call("ffi.ModuleGetPropertyMask"))
+        return ModulePropertyMask(ask("ffi.ModuleGetPropertyMask", self))
 
     def is_binary_serializable(self) -> bool:
         """Whether the module can be converted to bytes."""
@@ -374,7 +357,6 @@ class Module(Object):
         return ModulePropertyMask.COMPILATION_EXPORTABLE in self.get_property_mask()
 
 
-@public_in("dlbridge.ffi")
 def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) -> Module:
     """The module in a shared library, or in another kind of file that has a loader.
 
@@ -414,7 +396,8 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
     try:
         module: Module = ask("ffi.ModuleLoadFromFile", str(file))
     except unless_handler(RuntimeError) as exc:
-        if _is_missing(file, exc):
+        said = f"{file}: cannot open shared object file: No such file or directory"
+        if not file.exists() and said in str(exc):  # and not another that it needs
             raise _no_file(file, "; the system's loader does not find it, either") from exc
         raise RuntimeError(_why_not(file, exc)) from exc
     vars(module)["_path"] = file  # for the repr of the module and of its functions
@@ -442,12 +425,6 @@ def _no_file(file: Path, more: str = "") -> FileNotFoundError:
     )
 
 
-def _is_missing(file: Path, error: RuntimeError) -> bool:
-    """Whether the system's loader has no file of that bare name (and not another that it needs)."""
-    said = f"{file}: cannot open shared object file: No such file or directory"
-    return not file.exists() and said in str(error)
-
-
 def _why_not(file: Path, error: RuntimeError) -> str:
     """The message for a *file* that cannot be loaded: the reason, and what to do."""
     names = list_global_func_names()
@@ -467,7 +444,6 @@ def _why_not(file: Path, error: RuntimeError) -> str:
     )
 
 
-@public_in("dlbridge.ffi")
 def system_lib(symbol_prefix: str = "") -> Module:
     """The functions that were registered in this process, as one module.
 
@@ -489,7 +465,6 @@ def system_lib(symbol_prefix: str = "") -> Module:
     return ask("ffi.SystemLib", symbol_prefix)  # type: ignore[no-any-return]
 
 
-@public_in("dlbridge.ffi")
 def register_system_lib_symbol(name: str, symbol: Any) -> None:
     """Make a C function of type TVMFFISafeCallType *name* of the system library.
 
@@ -534,7 +509,6 @@ def _is_function_pointer(symbol: Any) -> bool:
     return kind is not None and (kind.kind == "function" or kind == ffi.typeof("void *"))
 
 
-@public_in("dlbridge.ffi")
 def init_ffi_api(namespace: str, target_module_name: str | None = None) -> None:
     """Put the global functions ``namespace.name`` into a module, each as ``name``.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from dlbridge.core.values.devices import Device
@@ -14,23 +15,17 @@ from dlbridge.core.values.text import with_article
 from ._lib import C, address, destructor, ffi, py
 from .any import (
     HEADER,
-    INDEX_MASK,
-    OBJECT_BEGIN,
     Handle,
     Temporaries,
     WeakTable,
+    convert,
     made,
     native_type_index,
     new_place,
-    pack,
     shared,
     text_of,
     untrack,
-    view,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class Object:
@@ -46,8 +41,6 @@ class Object:
     >>> isinstance(f, ffi.Object), ffi.Array([f])[0] is f
     (True, True)
     """
-
-    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     __slots__ = ("__weakref__", "_handle", "_index")
 
@@ -109,9 +102,7 @@ class Object:
 
     def _pack(self, keep: Temporaries) -> tuple[int, int]:
         """The object itself; *keep* owns a reference, as *self* may be moved away meanwhile."""
-        handle = handle_of(self)
-        keep.append(handle)
-        return self._index, handle
+        return keep.own(self._index, handle_of(self))
 
     def __reduce__(self) -> Any:
         # Python would copy the address, and drop a reference that was never taken.
@@ -274,9 +265,7 @@ def make_opaque(value: object) -> Handle:
 
 def pack_opaque(value: object, keep: Temporaries) -> tuple[int, int]:
     """Any Python object, carried as it is."""
-    handle = make_opaque(value)
-    keep.append(handle)
-    return C.kTVMFFIOpaquePyObject, handle
+    return keep.own(C.kTVMFFIOpaquePyObject, make_opaque(value))
 
 
 def opaque_value(handle: Handle, _index: int) -> Any:
@@ -289,25 +278,6 @@ MAX_DEPTH: Final = 2000
 """Levels that are passed on to C++: a tenth of what was seen to crash with 8 MiB of stack."""
 
 
-class Checked(Argument):
-    """A value that is `bounded` as C will see it, when it is packed.
-
-    Where packing it takes too many levels, the value itself is looked at before that is raised.
-    """
-
-    __slots__ = ()
-
-    def _pack(self, keep: Temporaries) -> tuple[int, int]:
-        try:
-            tag, payload = pack(self.value, keep)
-        except RecursionError:
-            bounded(self.value)
-            raise
-        if tag & INDEX_MASK >= OBJECT_BEGIN and tag != C.kTVMFFITensor:
-            bounded(view(tag, payload))
-        return tag, payload
-
-
 def pack_peer(value: Any, _keep: Temporaries) -> tuple[int, int]:
     """An object of the tvm_ffi package; ValueError if it was moved away."""
     handle = value.__chandle__()
@@ -316,15 +286,16 @@ def pack_peer(value: Any, _keep: Temporaries) -> tuple[int, int]:
     return native_type_index(handle), handle
 
 
-def _children(value: Any) -> Iterator[Any]:
-    if not isinstance(value, (Object, list, tuple, dict)):
-        return iter(())
-    if isinstance(value, Sequence):
-        return iter(value)
+def _parts(value: Any) -> list[Any]:
+    """What *value* contains that may itself contain something."""
+    parts: Iterable[Any] = ()
     if isinstance(value, Mapping):
-        return (part for pair in value.items() for part in pair)
-    info = getattr(value, "__tvm_ffi_type_info__", None)
-    return iter(()) if info is None else (field.__get__(value) for field in info.all_fields())
+        parts = itertools.chain(value, value.values())
+    elif isinstance(value, Sequence):
+        parts = value
+    elif info := getattr(value, "__tvm_ffi_type_info__", None):
+        parts = (field.__get__(value) for field in info.all_fields())
+    return [part for part in parts if isinstance(part, (Object, list, tuple, dict))]
 
 
 def _identity(value: Any) -> int:
@@ -333,48 +304,35 @@ def _identity(value: Any) -> int:
 
 def bounded(value: Any) -> Any:  # anybody's: the value itself
     """*value*; ValueError if it contains itself, RecursionError if it is nested too deep."""
-    # Identity -> levels below it: shared parts may lie deeper elsewhere. And the same objects,
-    # alive, so that identities stay unique.
+    # Identity -> levels, 0 while its parts are looked at: shared parts may lie deeper elsewhere.
     levels: dict[int, int] = {}
-    kept: list[Any] = []
-    # From the value down to what is looked at now: value, its children, levels below it.
-    path: list[list[Any]] = [[value, _children(value), 0]]
-    above = {_identity(value)}
-    while path:
-        parent, children, _below = path[-1]
-        for child in children:
-            if not isinstance(child, (Object, list, tuple, dict)):
-                continue
-            identity = _identity(child)
-            if identity in above:
-                raise ValueError(f"{with_article(type(child).__name__)} contains itself")
-            known = levels.get(identity)
-            if len(path) + (known or 0) >= MAX_DEPTH:
-                raise RecursionError(f"the value is nested more than {MAX_DEPTH} levels deep")
-            if known is not None:
-                path[-1][2] = max(path[-1][2], known + 1)
-                continue
-            above.add(identity)
-            path.append([child, _children(child), 0])
-            break
-        else:
-            below = path.pop()[2]
-            identity = _identity(parent)
-            above.discard(identity)
-            levels[identity] = below
-            kept.append(parent)
-            if path:
-                path[-1][2] = max(path[-1][2], below + 1)
+    kept = []  # alive, so that identities stay unique
+    # What is still to be done: a value, the level that it is on, its parts if they are done.
+    waiting: list[tuple[Any, int, list[Any] | None]] = [(value, 1, None)]
+    while waiting:
+        item, level, parts = waiting.pop()
+        identity = _identity(item)
+        if parts is not None:
+            level = levels[identity] = 1 + max((levels[_identity(x)] for x in parts), default=0)
+        elif identity not in levels:
+            parts, levels[identity] = _parts(item), 0
+            kept.append(item)
+            waiting.append((item, level, parts))
+            waiting += [(part, level + 1, None) for part in parts]
+        elif not levels[identity]:
+            raise ValueError(f"{with_article(type(item).__name__)} contains itself")
+        if level > MAX_DEPTH:
+            raise RecursionError(f"the value is nested more than {MAX_DEPTH} levels deep")
     return value
 
 
 def checked(value: Any) -> Any:
-    """An argument for C: *value*, which is `bounded` in the form that C will see.
-
-    An object of ours is looked at now, any other value when it is packed: only then is it
-    known what it becomes (`readonly`, ``asobject``, a container of tvm_ffi).
-    """
-    if isinstance(value, MovedObject):
-        bounded(value.value)
+    """An argument for C: *value*, or the object that C will see, which is `bounded`."""
+    if isinstance(value, Argument):
+        checked(value.value)
         return value
-    return bounded(value) if isinstance(value, Object) else Checked(value)
+    try:
+        return bounded(convert(value))
+    except RecursionError:
+        bounded(value)
+        raise

@@ -22,16 +22,14 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core import api
 from dlbridge.core.dlpack.capsules import Received, read_managed
 from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
-from dlbridge.core.dlpack.structs import DLPACK_VERSION
-from dlbridge.core.implementation_details.handlers import unless_handler
+from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
 from dlbridge.core.implementation_details.python_api import HARMLESS, address_in, immortal
 from dlbridge.core.interfaces.dlpack import as_tensor
 from dlbridge.core.interfaces.native import import_native, is_of_backend
@@ -39,8 +37,7 @@ from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.libraries.torch import is_readonly_torch, plain_torch
-from dlbridge.core.public import public_in
-from dlbridge.core.tensor.exchange import adopt, order_consumer, own_export_of
+from dlbridge.core.tensor.exchange import adopt, own_export_of
 from dlbridge.core.tensor.memory import access
 from dlbridge.core.tensor.metadata import carrier_of, memory_of
 from dlbridge.core.tensor.tensor import Tensor
@@ -48,7 +45,7 @@ from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
 from ._lib import C, address, destructor, ffi
-from .any import HEADER, Handle, Packer, Temporaries, WeakTable, defines, pack, untrack
+from .any import HEADER, Handle, WeakTable, defines, lendable, pack, untrack
 from .errors import raised
 from .objects import Argument, pack_opaque
 
@@ -58,10 +55,11 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.memory import Memory
     from dlbridge.typing import SupportsDLPack
 
+    from .any import Packer, Temporaries, Work
+
 
 _TENSOR: Final[int] = C.kTVMFFITensor
 _CPU: Final = DLDeviceType.kDLCPU  # compared by identity: `==` is a function in Python
-_MANAGED: Final = DLDeviceType.kDLCUDAManaged
 # Where DLManagedTensorVersioned has the device, in int32; the major version is first.
 _DEVICE: Final = (
     ffi.offsetof("DLManagedTensorVersioned", "dl_tensor") + ffi.offsetof("DLTensor", "device")
@@ -72,7 +70,6 @@ _from_dlpack = ffi.cast(
     ffi.addressof(C, "TVMFFITensorFromDLPackVersioned"),
 )
 _FLAGS: Final = ffi.offsetof("DLManagedTensorVersioned", "flags") // 4  # the low half
-_FLAG_READ_ONLY: Final = 1
 _WORDS: Final = ffi.typeof("int32_t *")
 
 
@@ -87,16 +84,21 @@ def tensor_rule(cls: type) -> Packer | None:
         return _pack_exporter
     if not defines(cls, "__dlpack__"):
         return None
-    if cls is getattr(sys.modules.get("numpy"), "ndarray", None):
-        return _pack_numpy
     table = table_of(cls)
     if table is None:
         library = library_of(cls)
         declared = library is not None and library.immutable  # as its users know
+        if _is_lent_numpy(cls):
+            lendable[cls] = ()
         return partial(_pack_producer, declared=True) if declared else _pack_producer
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor):
-        return _table_packer(table, table_of(torch.Tensor), declared=is_readonly_torch(cls))
+        torchs, declared = table_of(torch.Tensor), is_readonly_torch(cls)
+        # A DLTensor has no flags; all other tensors of torch may be written. Structs of a
+        # stranger are checked.
+        if torchs and table.address == torchs.address and table.fill_view and not declared:
+            lendable[cls] = torch.Tensor.is_neg, table.fill_view
+        return _table_packer(table, torchs, declared=declared)
     return _table_packer(table)
 
 
@@ -120,8 +122,7 @@ def pack_own(
     except AttributeError:  # not passed before
         handle = None
     if type(handle) is HostHandle:
-        keep.append(handle)
-        return _TENSOR, handle
+        return keep.own(_TENSOR, handle)
     if value.readonly and not (declared or keep.reading):
         raise _read_only(value if given is None else given)
     device = value.device
@@ -131,10 +132,9 @@ def pack_own(
         handle = _tensor_object(own_export_of(value, 0), kind)
         untrack(handle)
         value._native = handle
-    keep.append(handle)
     if device.type is not _CPU:
         keep.on_device(device.type, device.index, partial(_stream_of_own, memory_of(value)))
-    return _TENSOR, handle
+    return keep.own(_TENSOR, handle)
 
 
 def _pack_exporter(value: Any, keep: Temporaries) -> tuple[int, int]:
@@ -165,20 +165,6 @@ def _pack_producer(value: Any, keep: Temporaries, *, declared: bool = False) -> 
     return packed
 
 
-def _pack_numpy(value: Any, keep: Temporaries) -> tuple[int, int]:
-    """By numpy's own struct, without a Tensor of ours."""
-    try:
-        owner = OwnExport(value, None)
-    except unless_handler(Exception):  # from_dlpack knows more dtypes, older numpys, and why not
-        return _pack_producer(value, keep)
-    read_only = ffi.cast(_WORDS, owner.managed_address)[_FLAGS] & _FLAG_READ_ONLY
-    if read_only and not keep.reading:
-        raise _read_only(value)
-    handle = _read_only_object(owner) if read_only else _object_of(owner)
-    keep.append(handle)
-    return _TENSOR, handle
-
-
 def _table_packer(
     table: ForeignTable, torchs: ForeignTable | None = None, *, declared: bool = False
 ) -> Packer:
@@ -196,23 +182,19 @@ def _table_packer(
         except BufferError:
             return _pack_producer(value, keep)
         head = ffi.cast(_WORDS, owner.managed_address)
-        if head[_FLAGS] & _FLAG_READ_ONLY and not (declared or keep.reading):
+        if head[_FLAGS] & FLAG_READ_ONLY and not (declared or keep.reading):
             raise _read_only(value)
         device_type, device_id = head[_DEVICE], head[_DEVICE + 1]
         if head[0] != DLPACK_VERSION[0]:  # libtvm_ffi does not look
             raise ExchangeError(f"the tensor comes by DLPack {head[0]}, libtvm_ffi speaks 1")
         if not is_own:
             read_managed(owner.managed_address)
-        handle = _tensor_object(owner)
-        keep.append(handle)
+        packed = keep.own(_TENSOR, _tensor_object(owner))
         if device_type != _CPU:
             device = Device.of(device_type, device_id)
-            keep.on_device(
-                device.type,
-                device.index,
-                partial(table.current_work_stream, device),
-            )
-        return _TENSOR, handle
+            stream = partial(table.current_work_stream, device)
+            keep.on_device(device.type, device.index, stream)
+        return packed
 
     return pack_by_table
 
@@ -244,34 +226,24 @@ def _pack_native(value: Any, keep: Temporaries) -> tuple[int, int]:
     return pack_own(tensor, keep, value)
 
 
-class _Owner(Protocol):
-    """A struct of DLPack 1, deleted with this object unless `release` has given it away."""
-
-    @property
-    def managed_address(self) -> int:
-        """The address of the struct."""
-
-    def release(self) -> int:
-        """Leave the struct to whoever has taken it; harmless the second time."""
-
-
-def _tensor_object(owner: _Owner, kind: type[Handle] = Handle) -> Handle:
+def _tensor_object(owner: OwnExport | Received, kind: type[Handle] = Handle) -> Handle:
     """The Tensor object that takes the struct from *owner*."""
-    if ffi.cast(_WORDS, owner.managed_address)[_FLAGS] & _FLAG_READ_ONLY:
+    if ffi.cast(_WORDS, owner.managed_address)[_FLAGS] & FLAG_READ_ONLY:
         return _read_only_object(owner)
-    return _object_of(owner, kind)
+    return _object_of(owner.managed_address, owner.release, kind)
 
 
-def _object_of(owner: _Owner, kind: type[Handle] = Handle) -> Handle:
+def _object_of(managed: int, release: Callable[[], object], kind: type[Handle] = Handle) -> Handle:
+    """The Tensor object that takes the struct at *managed*, which is then to be released."""
     out = ffi.new("intptr_t[1]")
     try:
-        if _from_dlpack(owner.managed_address, 0, 0, out):
+        if _from_dlpack(managed, 0, 0, out):
             refusal = raised()
             raise ExchangeError(f"libtvm_ffi refused the tensor: {refusal}") from refusal
-        owner.release()
+        release()
     except BaseException:  # the refusal, or a Ctrl-C that came meanwhile
         if out[0]:
-            owner.release()
+            release()  # harmless the second time
             Handle(out[0])
         raise
     return kind(out[0])
@@ -336,36 +308,23 @@ def _forget_export(
 _FORGET_EXPORT: Final = destructor("void(*)(DLManagedTensorVersioned *)", _forget_export)
 
 
-class _Copy:
-    """A copy of the struct of *owner*, which lives in `_exports` until its deleter is called."""
+def _read_only_object(owner: OwnExport | Received) -> Handle:
+    """The Tensor object over *owner*'s read-only memory, marked as such as long as it lives.
 
-    __slots__ = ("given", "managed_address", "struct")
-
-    def __init__(self, owner: _Owner) -> None:
-        theirs = ffi.cast("DLManagedTensorVersioned *", owner.managed_address)
-        self.struct = ffi.new("DLManagedTensorVersioned *", theirs[0])
-        self.struct.manager_ctx, self.struct.deleter = ffi.NULL, _FORGET_EXPORT
-        self.managed_address = address(self.struct)
-        self.given = False
-
-    def release(self) -> int:
-        """Note that the deleter will be called."""
-        self.given = True
-        return self.managed_address
-
-
-def _read_only_object(owner: _Owner) -> Handle:
-    """`_object_of` for read-only memory, marked as such for as long as the object lives."""
-    copy = _Copy(owner)
-    key = copy.managed_address
-    export = [copy.struct, owner, 0]
+    It takes a copy of the struct, which lives in `_exports` until its deleter is called.
+    """
+    theirs = ffi.cast("DLManagedTensorVersioned *", owner.managed_address)
+    struct = ffi.new("DLManagedTensorVersioned *", theirs[0])
+    struct.manager_ctx, struct.deleter = ffi.NULL, _FORGET_EXPORT
+    key, taken = address(struct), [False]
+    export = [struct, owner, 0]
     try:
         _exports[key] = export
-        handle = _object_of(copy)
+        handle = _object_of(key, partial(taken.__setitem__, 0, True))
         _readonly[int(handle)] = key
         export[2] = int(handle)
     except BaseException:  # refused, or a Ctrl-C
-        if not copy.given:
+        if not taken[0]:
             _exports.pop(key, None)
         raise
     return handle
@@ -389,7 +348,7 @@ def tensor_of(owned: Handle, _index: int) -> Tensor:
         if C.TVMFFITensorToDLPackVersioned(ffi.cast("void *", owned), out):
             raise raised()
         if handle in _readonly:
-            out[0].flags |= _FLAG_READ_ONLY
+            out[0].flags |= FLAG_READ_ONLY
         managed = received.open()
     except BaseException:
         # Now: kept by the traceback, it may die in a collection that another signal meets.
@@ -411,27 +370,8 @@ def lent_tensor(_tag: int, payload: int) -> Tensor:
 
 
 def converter(like: Any) -> Callable[[Any], Any]:
-    """A function that makes a Tensor a tensor of *like*, and leaves other values alone.
-
-    *like* is a class whose type has an exchange table (``torch.Tensor``), any
-    other class of a library, or a library's name.
-    """
-    if isinstance(like, type) and not is_readonly_torch(like):  # its table makes plain tensors
-        table = table_of(like)
-        if table is not None:
-            return lambda value: _wrapped(value, table) if isinstance(value, Tensor) else value
-        like = like.__module__.partition(".")[0]
+    """A function that makes a Tensor an array of *like*, and leaves other values alone."""
     return lambda value: as_library(value, like, None) if isinstance(value, Tensor) else value
-
-
-def _wrapped(tensor: Tensor, table: ForeignTable) -> Any:
-    """*tensor* as a tensor of the library of *table*, whose stream comes after our work."""
-    device = tensor.device
-    if not device.is_host or device.type is _MANAGED:
-        with suppress(BackendUnavailable):  # no work of ours is on it
-            # A library's 0 is its default stream.
-            order_consumer(tensor, table.current_work_stream(device) or None)
-    return table.wrap_export(own_export_of(tensor))
 
 
 ALONE: Final = 1 << 32 | 1
@@ -490,7 +430,7 @@ def _at_exit() -> None:
         own[2] = HARMLESS
 
 
-def is_lent_numpy(cls: type) -> bool:
+def _is_lent_numpy(cls: type) -> bool:
     """Whether a call lends instances of *cls* by what numpy's DLTensor says."""
     numpy = sys.modules.get("numpy")
     if numpy is None or cls is not numpy.ndarray:
@@ -501,18 +441,6 @@ def is_lent_numpy(cls: type) -> bool:
     return bool(managed.dl_tensor.strides)
 
 
-def torch_filling(cls: type) -> tuple[Callable[[Any], bool], Callable[[Any, Any], int]] | None:
-    """``is_neg`` and what writes the DLTensor, if a call lends instances of *cls* by torch's."""
-    torch = sys.modules.get("torch")
-    if torch is None or not issubclass(cls, torch.Tensor) or is_readonly_torch(cls):
-        return None
-    # A DLTensor has no flags; all other tensors of torch may be written.
-    table, own = table_of(cls), table_of(torch.Tensor)
-    if table is None or own is None or table.address != own.address or table.fill_view is None:
-        return None  # structs of a stranger are checked
-    return torch.Tensor.is_neg, table.fill_view
-
-
 def on_torchs_stream(value: Any, where: int, keep: Temporaries) -> None:
     """Note that torch's *value*, which a call lends, lies on a device: the word *where* says which.
 
@@ -520,20 +448,18 @@ def on_torchs_stream(value: Any, where: int, keep: Temporaries) -> None:
     """
     keep.append(value)
     work = _torchs_work.get(where) or _torchs_work.setdefault(where, _work_of_torch(where))
-    if keep.streams is None:
-        keep.streams = [work]
-    elif work not in keep.streams:
-        keep.streams.append(work)
+    if work not in (keep.streams or ()):
+        keep.on_device(*work)
 
 
-def _work_of_torch(where: int) -> tuple[int, int, Callable[[], int | None]]:
+def _work_of_torch(where: int) -> Work:
     device = Device.of(*_TYPE_AND_NUMBER.unpack(where.to_bytes(8, sys.byteorder, signed=True)))
     table = table_of(sys.modules["torch"].Tensor)
     assert table is not None  # it has written the DLTensor
     return device.type, device.index, partial(table.current_work_stream, device)
 
 
-_torchs_work: dict[int, tuple[int, int, Callable[[], int | None]]] = {}
+_torchs_work: dict[int, Work] = {}
 """Word of a DLTensor that says the device -> what `Temporaries.streams` has of torch's there."""
 
 _TYPE_AND_NUMBER: Final = struct.Struct("=ii")
@@ -556,7 +482,6 @@ class ReadOnlyArgument(Argument):
         return f"dlbridge.ffi.readonly({self.value!r})"
 
 
-@public_in("dlbridge.ffi")
 def readonly(value: Any) -> ReadOnlyArgument:
     """Say that the function that gets *value* as an argument only reads it.
 
@@ -583,7 +508,6 @@ def readonly(value: Any) -> ReadOnlyArgument:
     return ReadOnlyArgument(value)
 
 
-@public_in("dlbridge.ffi")
 def from_dlpack(
     x: SupportsDLPack,
     /,

@@ -217,6 +217,18 @@ def test_equality_of_what_has_no_value(wrap):
     assert wrap({1, 2}) == wrap({2, 1})  # as Python says
 
 
+@pytest.mark.parametrize("beside", [[], [[1]]], ids=["alone", "beside a list"])
+def test_equality_of_objects_of_cxx(testing, beside):
+    """They have a value: that of their fields."""
+    assert testing("nop")
+    cls = ffi.object_class("testing.TestIntPair")
+    values = ffi.Array([cls(1, 2), *beside])
+    assert values == ffi.Array([cls(1, 2), *beside])
+    assert values != ffi.Array([cls(1, 3), *beside])
+    assert cls(1, 2) in values
+    assert cls(1, 3) not in values
+
+
 def test_equality_of_what_contains_itself():
     one, other = ffi.List([len]), ffi.List([len])
     one.append(one)
@@ -381,7 +393,7 @@ def test_changing_a_dict():
     for change in (lambda: values.pop("zzz"), lambda: values.__delitem__("zzz")):
         with pytest.raises(KeyError, match="zzz"):
             change()
-    with pytest.raises(TypeError, match="at most 2"):
+    with pytest.raises(TypeError, match="from 2 to 3 positional arguments"):
         values.pop("a", 1, 2)
     values.clear()
     assert values == {}

@@ -13,7 +13,7 @@ from producers import c_function
 from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
-from dlbridge.ffi.errors import drain
+from dlbridge.ffi.errors import take_raised
 
 KINDS = [
     RuntimeError,
@@ -129,7 +129,7 @@ def test_failure_without_an_error():  # 1.1 ErrorMoveFromRaised: SIGSEGV in tvm_
     def silent(_self, _arguments, _count, _result):
         return -1
 
-    drain()
+    take_raised()
     for call in (silent, silent.bind(), lambda: silent(*range(10))):
         with pytest.raises(RuntimeError, match="failed without saying why"):
             call()

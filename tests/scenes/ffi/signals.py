@@ -15,7 +15,7 @@ import numpy as np
 
 import dlbridge as bridge
 from dlbridge import ffi
-from dlbridge.ffi.errors import _take_raised, untaken
+from dlbridge.ffi.errors import take_raised, untaken
 from dlbridge.ffi.functions import _callables
 from dlbridge.ffi.objects import _kept
 
@@ -28,7 +28,7 @@ def long_call() -> None:
     for call in (lambda: f(600), f.bind(600), lambda: testing("apply")(f, 600)):
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()  # no verdict
         assert type(raised(KeyboardInterrupt, call)) is KeyboardInterrupt
-    assert _take_raised() is None
+    assert take_raised() is None
 
 
 def callback() -> None:
