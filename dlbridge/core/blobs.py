@@ -29,7 +29,7 @@ from dlbridge.core.tensor.exchange import bind
 from dlbridge.core.tensor.memory import Memory, carrier
 from dlbridge.core.values.devices import CPU, Device, DLDeviceType
 from dlbridge.core.values.dtypes import NUMPY_OWN
-from dlbridge.core.values.layout import reach, why_impossible
+from dlbridge.core.values.layout import byte_reach, compact_strides, why_impossible
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import AllocationOwner, Owner, Resources
@@ -441,12 +441,7 @@ def _check_elements(
     if not count:
         return
     bits = kind.bits * kind.lanes
-    if steps is None:
-        low, high = 0, count
-    else:
-        low, high = reach(extents, steps)
-        low = low * bits >> 3
-    high = (high * bits + 7) >> 3
+    low, high = byte_reach(extents, steps or compact_strides(extents), bits)
     wrong = ""
     if address == 0:
         wrong = "data is NULL, and there are elements; check what the allocation returned"

@@ -18,7 +18,7 @@ from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType, check, dtype as as_dtype
-from dlbridge.core.values.layout import reach
+from dlbridge.core.values.layout import byte_reach
 from dlbridge.errors import Error, ExchangeError
 from dlbridge.kit.resources import recall, remember, shared_lock
 
@@ -345,11 +345,9 @@ def _received(sent: Sent, nbytes: int) -> Layout:
     check(dtype.code, dtype.bits, dtype.lanes)
     well = strides is not None and len(shape) == len(strides) <= MAX_NDIM
     if well and min(shape, default=1) > 0:
-        low, high = reach(shape, strides or ())
-        if dtype.is_subbyte and not flags & FLAG_SUBBYTE_PADDED:
-            first, end = low * dtype.bits * dtype.lanes // 8, dtype.nbytes(high)
-        else:
-            first, end = low * dtype.itemsize, high * dtype.itemsize
+        padded = flags & FLAG_SUBBYTE_PADDED
+        bits = 8 * dtype.itemsize if padded else dtype.bits * dtype.lanes
+        first, end = byte_reach(shape, strides or (), bits)
         if offset + first >= 0 and offset + end <= nbytes:
             return Layout(offset, dtype, shape, strides, flags, readonly)
     raise ExchangeError(

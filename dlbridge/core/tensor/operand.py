@@ -9,7 +9,7 @@ from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import CPU, Device
-from dlbridge.core.values.layout import reach
+from dlbridge.core.values.layout import byte_reach
 from dlbridge.errors import ExchangeError
 
 from .array_tensor import ArrayTensor, NumpyTensor
@@ -168,13 +168,10 @@ class Operand:
         """
         if self.contiguous:
             return 0, self.nbytes
-        low, high = reach(self.shape, self.strides)
-        if self.dtype.is_subbyte and not self.padded:
-            bits = self.dtype.bits * self.dtype.lanes
-            first = low * bits // 8  # rounded down, also where it is negative
-            return first, -(-high * bits // 8) - first
-        size = self.dtype.itemsize
-        return low * size, (high - low) * size
+        dtype = self.dtype
+        bits = 8 * dtype.itemsize if self.padded else dtype.bits * dtype.lanes
+        low, end = byte_reach(self.shape, self.strides, bits)
+        return low, end - low
 
     def __repr__(self) -> str:
         return (
