@@ -337,10 +337,16 @@ def empty_like(
     >>> t.shape, t.dtype, t.device
     ((2, 3), dlbridge.dtype('int16'), dlbridge.device('cpu:0'))
     """
+    return empty(*_of_model(x, dtype, device), alignment=alignment)
+
+
+def _of_model(
+    x: ArrayLike, dtype: DTypeLike | None, device: DeviceLike | None
+) -> tuple[tuple[int, ...], DTypeLike, DeviceLike]:
+    """The shape of *x*, with its dtype and its device where they are None."""
     model = x if isinstance(x, Tensor) else asarray(x)
     kind = model.dtype if dtype is None else dtype
-    where = model.device if device is None else device
-    return empty(model.shape, kind, where, alignment=alignment)
+    return model.shape, kind, model.device if device is None else device
 
 
 @public
@@ -374,9 +380,7 @@ def zeros_like(
     >>> bridge.zeros_like([1, 2]).tolist()
     [0, 0]
     """
-    tensor = empty_like(x, dtype=dtype, device=device, alignment=alignment)
-    fill(tensor, b"\0")
-    return tensor
+    return zeros(*_of_model(x, dtype, device), alignment=alignment)
 
 
 @public
@@ -447,10 +451,8 @@ def full_like(
     >>> bridge.full_like([1, 2], 9).tolist()
     [9, 9]
     """
-    model = x if isinstance(x, Tensor) else asarray(x)
-    kind = model.dtype if dtype is None else dtype
-    where = model.device if device is None else device
-    return full(model.shape, fill_value, kind, where, alignment=alignment)
+    shape, kind, where = _of_model(x, dtype, device)
+    return full(shape, fill_value, kind, where, alignment=alignment)
 
 
 @public

@@ -24,7 +24,7 @@ from dlbridge.core.libraries.like import Conversion
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, library_of
 from dlbridge.core.moves.plans import Step, is_recording, plan_by_library, plan_move
 from dlbridge.core.moves.progress import reporter
-from dlbridge.core.moves.transfer import STEPS, allocate_with, run
+from dlbridge.core.moves.transfer import STEPS, allocate, run
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.plugins.streams import use_stream
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, wrap_array
@@ -172,7 +172,7 @@ def _upload(cls: type, importer: Function | None, target: Device) -> Function:
         refusal = plugin.host_import_refusal
         copied = refusal is None or refusal(target.index, address_of(array), nbytes, False)
         if copied and nbytes <= plugin.content_limit:
-            return allocate_with(plugin, target, array.data.cast("B"), dtype, array.shape)[0]
+            return allocate(target, dtype, array.shape, content=array.data.cast("B"))
         if is_numpy:
             tensor = wrap_array(array[...])
         operand = operand_of(tensor)

@@ -6,7 +6,6 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlbridge.core.plugins import registry
 from dlbridge.core.plugins.registry import LOADED, Plugin, backends, plugin_named
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, UnknownName, device as _device, split, type_names
@@ -14,9 +13,6 @@ from dlbridge.core.values.text import did_you_mean
 from dlbridge.errors import BackendUnavailable, DeviceLost, DeviceNotFound, Error, ExchangeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dlbridge.core.plugins.registry import Plugin
     from dlbridge.typing import DeviceLike
 
 
@@ -204,12 +200,10 @@ def identity_of(device: Device) -> Identity:
 def same_device(device: Device, name: str) -> Device | None:
     """The device of the backend *name* that is physically *device*; None if none is known."""
     _check_name(name)
-    plugin = plugin_named(name)
+    others = _devices_of(name)
     wanted = identity_of(device)
     if name == device.name:
         return device
-    count = plugin.device_count()
-    others = [Device.of(plugin.device_type, index, name) for index in range(count)]
     if wanted.uuid is not None:
         for other in others:
             if identity_of(other).uuid == wanted.uuid:
@@ -260,17 +254,15 @@ def devices(backend: str | None = None) -> list[Device]:
     True
     """
     if backend is not None:
-        return list(_of(backend))
+        return _devices_of(backend)
     found: list[Device] = []
-    for name in registry.backends():
-        try:
-            found += _of(name)
-        except Error:
-            continue
+    for name in backends():
+        with suppress(Error):
+            found += _devices_of(name)
     return found
 
 
-def _of(name: str) -> Iterable[Device]:
+def _devices_of(name: str) -> list[Device]:
     plugin = plugin_named(name)
     return [Device.of(plugin.device_type, index, name) for index in range(plugin.device_count())]
 

@@ -11,7 +11,7 @@ from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.values.devices import CPU
-from dlbridge.core.values.dtypes import DLDataTypeCode, DType, from_numpy
+from dlbridge.core.values.dtypes import DType, alignment_of, from_numpy
 from dlbridge.core.values.layout import reach, why_impossible
 from dlbridge.core.values.text import WithAbsentNames, with_article
 from dlbridge.errors import ExchangeError
@@ -432,13 +432,9 @@ def _strides(old: Tensor, new: DType, bits: int, new_bits: int) -> tuple[int, ..
 
 
 def _check_alignment(old: Tensor, new: DType, start: int) -> None:
-    """ExchangeError if elements would begin where kernels and other libraries fault on them.
-
-    A complex number is aligned as its parts, a vector as one lane.
-    """
-    lane = new.itemsize if new.lanes == 1 else new.bits // 8
-    alignment = lane // 2 if new.code == DLDataTypeCode.kDLComplex else lane
-    if alignment > 1 and start % alignment:
+    """ExchangeError if elements would begin where kernels and other libraries fault on them."""
+    alignment = alignment_of(new)
+    if start % alignment:
         raise ExchangeError(
             f"{_view(old, new)}: {with_article(str(new))} must begin at a multiple of "
             f"{alignment} bytes, and the "

@@ -215,29 +215,18 @@ def operand_of(tensor: Tensor) -> Operand:
     return operand
 
 
-def operand_of_new(tensor: Tensor, memory: Memory, like: Operand) -> Operand:
-    """The operand of a compact *tensor* for the elements of *like*, on new *memory*.
+def operand_of_new(tensor: Tensor) -> Operand:
+    """The operand of a *tensor* that was allocated just now.
 
     Its stream is the one that the memory was allocated for, so that the first
     work on it need not ask for the stream again.
     """
-    operand = _new(Operand)
-    operand.carrier = tensor._array
-    operand.memory = memory
-    operand.device = memory.device
-    operand.data = memory.data
-    operand.byte_offset = 0
-    operand.dtype = like.dtype
-    operand.flags = like.flags & FLAG_SUBBYTE_PADDED
-    operand.shape = like.shape
-    operand.size = like.size
-    operand.nbytes = like.nbytes
-    operand.contiguous = True
-    operand.readonly = False
-    use = memory.last_use
-    assert use is not None  # the one that it was allocated for
-    operand.stream = use.handle
-    operand.is_new = use.used = True
+    operand = operand_of(tensor)
+    operand.is_new = True
+    use = None if operand.memory is None else operand.memory.last_use
+    if use is not None:
+        operand.stream = use.handle
+        use.used = True
     return operand
 
 
