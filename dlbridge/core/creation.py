@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from dlbridge.core.dlpack.structs import MAX_NDIM
 from dlbridge.core.interfaces.dlpack import needs_its_library
-from dlbridge.core.moves.transfer import allocate, check_alignment, fill, pattern_of
+from dlbridge.core.moves.transfer import check_alignment, fill, new_memory, pattern_of
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import FOUND, find_device
 from dlbridge.core.public import public
+from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.dtypes import check, dtype as as_dtype
@@ -91,7 +93,8 @@ def empty(
     if type(alignment) is not int or alignment != MIN_ALIGNMENT:
         alignment = max(check_alignment(alignment), MIN_ALIGNMENT)
     if not shared:
-        return allocate(where, kind, extents, alignment=alignment)
+        memory = new_memory(where, kind.nbytes(prod(extents)), alignment=alignment)
+        return make_tensor(memory, 0, kind, extents)
     from dlbridge.core.processes.blocks import PAGE
     from dlbridge.core.processes.shared_tensors import empty_shared
 

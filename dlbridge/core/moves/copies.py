@@ -76,7 +76,7 @@ def to_host(target: Operand, source: Operand, progress: Progress | None) -> None
     assert memory is not None  # only the CPU has such operands
     # Host memory used in place: the two may be the same bytes.
     in_place = memory.host_start is not None and not target.is_new
-    if needs_full_span(source):
+    if not source.contiguous and needs_full_span(source):
         _span_to_host(target, source, progress)
         return
     if in_place or not target.contiguous:

@@ -22,7 +22,7 @@ from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory, access, host_access
-from dlbridge.core.tensor.operand import host_array, operand_of, operand_of_new
+from dlbridge.core.tensor.operand import host_array, operand_of
 from dlbridge.core.tensor.tensor import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from dlbridge.core.moves.plans import Plan
     from dlbridge.core.moves.within_host import Progress
+    from dlbridge.core.plugins.registry import Plugin
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.tensor.tensor import Tensor
 
@@ -47,24 +48,22 @@ MAX_ALIGNMENT = 1 << 30
 """The largest alignment accepted, in bytes: the largest huge page (1 GiB)."""
 
 
-def allocate(
+def new_memory(
     where: Device,
-    dtype: DType,
-    shape: tuple[int, ...],
+    nbytes: int,
     *,
     alignment: int = MIN_ALIGNMENT,
-    padded: bool = False,
     content: memoryview | None = None,
-) -> Tensor:
-    """A new compact tensor; *alignment* in bytes.
+    plugin: Plugin | None = None,
+) -> Memory:
+    """New memory, not initialised, or with *content*, where the `content_limit` of *plugin* allows.
 
-    Its elements are the bytes *content*, of which the `content_limit` of the backend allows so
-    many; without it they are not initialised.
+    That is the backend of the device, if it is known. Memory of 0 bytes needs none.
     """
-    nbytes = dtype.nbytes(prod(shape), padded=padded) if content is None else content.nbytes
     memory = Memory(where, 0, "dlbridge.empty")
-    if nbytes:  # else without the backend, which may not be here
-        plugin = plugin_of(where)
+    if nbytes:
+        if plugin is None:
+            plugin = plugin_of(where)
         use = current_use(where, plugin)
         arguments: tuple[Any, ...] = where.index, nbytes, alignment, use.handle
         if content is not None:
@@ -76,6 +75,14 @@ def allocate(
             if content is not None:
                 drain_then_release(content, where, use.handle)
             raise
+    return memory
+
+
+def allocate(
+    where: Device, dtype: DType, shape: tuple[int, ...], *, padded: bool = False
+) -> Tensor:
+    """A new compact tensor whose elements are not initialised."""
+    memory = new_memory(where, dtype.nbytes(prod(shape), padded=padded))
     return make_tensor(memory, 0, dtype, shape, flags=FLAG_SUBBYTE_PADDED if padded else 0)
 
 
@@ -215,18 +222,26 @@ def _relabel(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _
 
 def _copy(_tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> _Place:
     """A copy of *operand* in new memory of *target*."""
-    new = allocate(target, operand.dtype, operand.shape, padded=operand.padded)
-    there = operand_of_new(new)
+    memory = new_memory(target, operand.nbytes)
+    flags = operand.flags & FLAG_SUBBYTE_PADDED
+    new = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
+    there = operand_of(new)
+    if memory.last_use is not None:  # work on the stream that it was allocated for needs no order
+        there.stream, there.is_new = memory.last_use.handle, True
+        memory.last_use.used = True
     copy_elements(there, operand, progress)
     there.is_new = False
     return new, there
 
 
 def _upload(tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> _Place:
-    if progress is not None or operand.nbytes > plugin_of(target).content_limit:
+    plugin = plugin_of(target)
+    if progress is not None or operand.nbytes > plugin.content_limit:
         return _copy(tensor, operand, target, progress)
-    given = operand.dtype, operand.shape
-    new = allocate(target, *given, padded=operand.padded, content=packed_bytes(operand))
+    content = packed_bytes(operand)
+    memory = new_memory(target, operand.nbytes, content=content, plugin=plugin)
+    flags = operand.flags & FLAG_SUBBYTE_PADDED
+    new = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
     return new, operand_of(new)
 
 

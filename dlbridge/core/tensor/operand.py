@@ -215,21 +215,6 @@ def operand_of(tensor: Tensor) -> Operand:
     return operand
 
 
-def operand_of_new(tensor: Tensor) -> Operand:
-    """The operand of a *tensor* that was allocated just now.
-
-    Its stream is the one that the memory was allocated for, so that the first
-    work on it need not ask for the stream again.
-    """
-    operand = operand_of(tensor)
-    operand.is_new = True
-    use = None if operand.memory is None else operand.memory.last_use
-    if use is not None:
-        operand.stream = use.handle
-        use.used = True
-    return operand
-
-
 def turned(operand: Operand, axes: Sequence[int], back: Collection[int]) -> Operand:
     """The same elements, with the dimensions in the order *axes*, and those of *back* backwards."""
     found = _new(Operand)
