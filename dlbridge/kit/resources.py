@@ -153,11 +153,6 @@ class Resources(Generic[R]):
     def __len__(self) -> int:
         return len(self._held)
 
-    @property
-    def waiting(self) -> int:
-        """How many have lost their owner, and are not back."""
-        return len(self.ended)
-
     def all(self) -> list[R]:
         """What is not back yet."""
         return [end.resource for end in self._held.copy()]
