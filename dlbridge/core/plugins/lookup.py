@@ -199,7 +199,11 @@ def identity_of(device: Device) -> Identity:
 
 def same_device(device: Device, name: str) -> Device | None:
     """The device of the backend *name* that is physically *device*; None if none is known."""
-    _check_name(name)
+    if not isinstance(name, str):
+        raise TypeError(f"same_device takes the name of a backend, such as 'vulkan', not {name!r}")
+    if ":" in name:
+        backend = name.partition(":")[0]
+        raise ValueError(f"{name!r} is a device; give the name of a backend, such as {backend!r}")
     others = _devices_of(name)
     wanted = identity_of(device)
     if name == device.name:
@@ -213,15 +217,6 @@ def same_device(device: Device, name: str) -> Device | None:
     # Parts of one device (MIG, sub-devices) share its address: then it says too little.
     there = [other for other in others if identity_of(other).pci == wanted.pci]
     return there[0] if len(there) == 1 else None
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"same_device takes the name of a backend, such as 'vulkan', not {name!r}")
-    if ":" in name:
-        raise ValueError(
-            f"{name!r} is a device; give the name of a backend, such as {name.partition(':')[0]!r}"
-        )
 
 
 @public
