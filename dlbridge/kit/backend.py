@@ -477,13 +477,9 @@ class HostBackend(StreamBackend):
         checked(self.driver, data, self.home(device_id), self.name, ("host",))
         return device_id, data
 
-    def wait_for_devices(self, device_id: int, stream: int) -> None:
-        """Let the work on *stream* finish, before the host touches memory that it may use."""
-        self.synchronize(device_id, stream)
-
     def _settled(self, span: Span, stream: int) -> int:
         """The address of *span*, once the work on *stream* is done."""
-        self.wait_for_devices(span.device_id, stream)
+        self.synchronize(span.device_id, stream)
         return span.data + span.offset
 
 
