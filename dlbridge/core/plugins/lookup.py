@@ -151,11 +151,6 @@ def device(obj: DeviceLike, index: int | None = None) -> Device:
         raise
 
 
-def _said(error: LookupError) -> str:
-    """The message of *error*; that of a KeyError would be its repr."""
-    return str(error.args[0]) if len(error.args) == 1 else str(error)
-
-
 FOUND: dict[str, Device] = {}
 """Cache: devices by the text that named them. Listing the installed backends takes 2 ms."""
 
@@ -170,7 +165,8 @@ def _of_backend(wanted: str, name: str, selector: int | str | None) -> Device:
         try:
             selector = plugin.find_device(selector)
         except LookupError as exc:
-            raise DeviceNotFound(f"there is no {wanted}: {_said(exc)}") from exc
+            said = exc.args[0] if len(exc.args) == 1 else exc  # that of a KeyError would be a repr
+            raise DeviceNotFound(f"there is no {wanted}: {said}") from exc
     found = Device.of(plugin.device_type, selector or 0, name)
     plugin_of(found)
     return found
