@@ -7,6 +7,7 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.dlpack.exports import check_host_stream
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.kit.resources import recall, remember
@@ -98,13 +99,8 @@ class CPU:
     def normalize_stream(self, device_id: int, stream: object) -> int:
         """0 for None and -1 for -1, the only streams of the CPU in the array API 2025.12."""
         _check_device(device_id)
-        if stream is None:
-            return 0
-        if isinstance(stream, bool) or not isinstance(stream, int):
-            raise TypeError(f"stream for cpu must be None or -1, not {type(stream).__name__}")
-        if stream != -1:
-            raise ValueError(f"stream for cpu must be None or -1, not {stream}: it has no streams")
-        return -1
+        check_host_stream(stream)
+        return 0 if stream is None else -1
 
     def copy(self, target: Span, source: Span, stream: int) -> None:
         """Copy *source* to *target*, at once."""
