@@ -10,11 +10,12 @@ from functools import wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.core.interfaces.anything import device_of, import_anything
+from dlbridge.core.interfaces.anything import device_of
+from dlbridge.core.interfaces.native import import_native
 from dlbridge.core.libraries.library import Library, is_array_of
 from dlbridge.core.libraries.lookup import find_library, is_known, library_of
 from dlbridge.core.plugins.lookup import find_device
-from dlbridge.core.plugins.registry import LOADED, backend, backends, packages_of, plugin_named
+from dlbridge.core.plugins.registry import backend, backends
 from dlbridge.core.public import public
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU, Device
@@ -158,11 +159,13 @@ class _Call:
                 self._own = _meant(self._like)
                 self._device = self._where(origin.device)
                 self._origin = origin
-            if origin.device is self._device and _is_own(x, self._own):
+            own, at_home = self._own, origin.device is self._device
+            if isinstance(own, str):
+                is_own = at_home and origin.like == own
+                return x if is_own else _native(to_device(x, self._device))
+            if at_home and library_of(type(x)) not in own.special and is_array_of(own, type(x)):
                 return x
-            if not isinstance(self._own, str):
-                return to_device(x, self._device, like=self._like)
-            return _native(to_device(x, self._device))
+            return to_device(x, self._device, like=self._like)
         except Error as exc:
             raise type(exc)(f"argument {which} of {self._title}: {exc}") from exc
 
@@ -244,14 +247,6 @@ def _meant(like: str | ModuleType | type) -> Library | str:
     return find_library(like)[0]
 
 
-def _is_own(x: Any, own: Library | str) -> bool:
-    """Whether *x* is an array, or an object of the ecosystem, that the function takes."""
-    if isinstance(own, str):
-        return _backend_of_object(x) == own
-    cls = type(x)
-    return library_of(cls) not in own.special and is_array_of(own, cls)
-
-
 def _origin_of(x: Any) -> _Origin | None:
     """The library and the device of *x*; None if it is not a tensor."""
     cls = type(x)
@@ -269,9 +264,10 @@ def _origin_of(x: Any) -> _Origin | None:
             and hasattr(sys.modules.get(cls.__module__.partition(".")[0]), "from_dlpack")
         )
         return _Origin(cls if known else "dlbridge", device_of(x))
-    name = _backend_of_object(x)
-    if name is not None:
-        return _Origin(name, import_anything(x, None, None).device)
+    with suppress(ExchangeError):  # its backend cannot take it: an image, for example
+        tensor = import_native(x, library)
+        if tensor is not None:
+            return _Origin(tensor.device.name, tensor.device)
     if getattr(cls, "__cuda_array_interface__", None) is not None:
         return _Origin("dlbridge", device_of(x))
     return None
@@ -280,29 +276,3 @@ def _origin_of(x: Any) -> _Origin | None:
 _PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, slice}
 )
-
-
-def _backend_of_object(x: Any) -> str | None:
-    """The backend whose ecosystem has objects like *x*; None if there is none."""
-    cls = type(x)
-    if cls.__module__ == "builtins" or cls.__module__.startswith("numpy"):
-        return None
-    library = library_of(cls)
-    if library is not None and library.backend:
-        return library.backend if _describes(library.backend, x) else None
-    for name in packages_of(cls):
-        with suppress(Error):  # it cannot be used here, so nobody can have made the object
-            backend(name)
-    for name in sorted(LOADED.copy()):
-        if _describes(name, x):
-            return name
-    return None
-
-
-def _describes(name: str, x: Any) -> bool:
-    """Whether *x* is memory that the backend *name* can take; not so an image, for example."""
-    from_native = plugin_named(name).from_native
-    try:
-        return from_native is not None and from_native(x) is not None
-    except Error:
-        return False

@@ -114,12 +114,8 @@ def from_dlpack(
     x: SupportsDLPack,
     /,
     *,
-    like: TensorClassModule[_Made] | ArrayClassModule[_Made],
+    like: TensorClassModule[_Made] | ArrayClassModule[_Made] | ArrayModule[_Made],
     **options: Unpack[FromDLPackOptions],
-) -> _Made: ...
-@overload
-def from_dlpack(
-    x: SupportsDLPack, /, *, like: ArrayModule[_Made], **options: Unpack[FromDLPackOptions]
 ) -> _Made: ...
 @overload
 def from_dlpack(
@@ -337,15 +333,7 @@ def to_device(
     x: ArrayLike,
     device: DeviceLike,
     *,
-    like: TensorClassModule[_Made] | ArrayClassModule[_Made],
-    **options: Unpack[ToDeviceOptions],
-) -> _Made: ...
-@overload
-def to_device(
-    x: ArrayLike,
-    device: DeviceLike,
-    *,
-    like: ArrayModule[_Made],
+    like: TensorClassModule[_Made] | ArrayClassModule[_Made] | ArrayModule[_Made],
     **options: Unpack[ToDeviceOptions],
 ) -> _Made: ...
 @overload

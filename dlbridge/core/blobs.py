@@ -28,8 +28,8 @@ from dlbridge.core.tensor.array_tensor import make_tensor, wrap_plain
 from dlbridge.core.tensor.exchange import bind
 from dlbridge.core.tensor.memory import Memory, carrier
 from dlbridge.core.values.devices import CPU, Device, DLDeviceType
-from dlbridge.core.values.dtypes import NUMPY_OWN
-from dlbridge.core.values.layout import reach, why_impossible
+from dlbridge.core.values.dtypes import NUMPY_OWN, alignment_of
+from dlbridge.core.values.layout import byte_reach, compact_strides, why_impossible
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import AllocationOwner, Owner, Resources
@@ -212,16 +212,13 @@ def _owned(where: Device, address: int, blob: _Blob) -> Memory:
     if where is CPU:
         return Memory(where, address, _ORIGIN, Owner(_blobs, blob))
     memory = Memory(where, address, _ORIGIN)
-    synchronize = plugin_of(where).synchronize
-    if synchronize is None:
-        memory.owner = Owner(_blobs, blob)
-        return memory
-    allocation = AllocationOwner(_blobs, blob)
+    allocation = memory.allocation = AllocationOwner(_blobs, blob)
     allocation.data, allocation.nbytes = address, 0
-    memory.allocation = allocation  # the core writes the stream of its last work into it
-    # Only where there was work: `Memory.use_on` says so.
+    # Only where there was work: `Memory.use_on` writes the stream into the allocation.
     blob.stream = _NO_WORK
-    blob.synchronize = synchronize, where.index
+    synchronize = plugin_of(where).synchronize
+    if synchronize is not None:
+        blob.synchronize = synchronize, where.index
     return memory
 
 
@@ -305,9 +302,9 @@ def _address_of(data: Any) -> tuple[int, int | None, _Element | None]:
     """The address that *data* is, the bytes there and their type, if it knows them; TypeError."""
     if isinstance(data, ffi.CData):
         ctype = ffi.typeof(data)
-        is_pointer, is_array, element = _kind_of_cffi(ctype)
-        if is_pointer:
-            return int(ffi.cast(_ADDRESS, data)), ffi.sizeof(data) if is_array else None, element
+        if ctype.kind in ("pointer", "array"):
+            limit = ffi.sizeof(data) if ctype.kind == "array" else None
+            return int(ffi.cast(_ADDRESS, data)), limit, _element_of_cffi(ctype.item)
         if ctype.cname.endswith("intptr_t"):
             return int(data), None, None
     elif isinstance(data, _POINTERS):
@@ -343,20 +340,17 @@ def _element_of(cls: Any) -> _Element | None:
 
 
 @lru_cache(maxsize=64)
-def _kind_of_cffi(ctype: Any) -> tuple[bool, bool, _Element | None]:
-    """Whether a type of cffi is a pointer or an array, and which; what it points to."""
-    if ctype.kind not in ("pointer", "array"):
-        return False, False, None
-    is_array, item = ctype.kind == "array", ctype.item
+def _element_of_cffi(item: Any) -> _Element | None:
+    """The same of a type of cffi."""
     while item.kind == "array":
         item = item.item
     if item.kind not in ("primitive", "enum", "pointer"):
-        return True, is_array, None
+        return None
     name, bits = item.cname.removeprefix("_cffi_"), 8 * ffi.sizeof(item)
     if name.endswith("_complex_t"):  # _cffi_float_complex_t: the two parts have a half each
         bits >>= 1
     is_float = item.kind == "primitive" and name.startswith(("float", "double", "long double"))
-    return True, is_array, None if bits == 8 else (name, bits, is_float)
+    return None if bits == 8 else (name, bits, is_float)
 
 
 @lru_cache(maxsize=64)
@@ -441,12 +435,7 @@ def _check_elements(
     if not count:
         return
     bits = kind.bits * kind.lanes
-    if steps is None:
-        low, high = 0, count
-    else:
-        low, high = reach(extents, steps)
-        low = low * bits >> 3
-    high = (high * bits + 7) >> 3
+    low, high = byte_reach(extents, steps or compact_strides(extents), bits)
     wrong = ""
     if address == 0:
         wrong = "data is NULL, and there are elements; check what the allocation returned"
@@ -477,8 +466,7 @@ def _check_elements(
 
 def _why_not_aligned(first: int, kind: DType) -> str:
     """The reason why no element of *kind* is at *first*; empty if it can be there."""
-    lane = kind.bits >> (4 if kind.code == _COMPLEX else 3) or 1
-    alignment = lane & -lane
+    alignment = alignment_of(kind)
     if not (rest := first % alignment):
         return ""
     return (
@@ -504,42 +492,41 @@ def _check_deleter(deleter: Any, data: object) -> None:
             f"deleter is {with_article(type(deleter).__name__)}, which cannot be called; pass a "
             "function of one argument, which gets data"
         )
-    wrong = _why_not_in_c(deleter, data)
+    if isinstance(deleter, (ffi.CData, _FUNCTIONS)):
+        wrong = _why_not_in_c(deleter, data)
+    else:
+        wrong = _why_not_in_python(deleter)
     if wrong:
         raise TypeError(f"the deleter {deleter!r} {wrong}")
-    code = getattr(deleter, "__code__", None)
-    if code is not None:
-        given = 1 if getattr(deleter, "__self__", None) is None else 2
-        if code.co_argcount == given and not code.co_kwonlyargcount:
-            return
-        names, required, more, keywords = parameters_of(deleter)
-        if len(names) < given and not more:
-            raise TypeError(
-                f"the deleter {deleter!r} takes no argument; it is called with data: "
-                "deleter=lambda data: ..."
-            )
-        if others := (*names[given:required], *keywords):
-            raise TypeError(
-                f"the deleter {deleter!r} needs {', '.join(others)}, too; it is called with data "
-                "alone: deleter=lambda data: ..."
-            )
-    elif type(data) is int and data >> 31 and getattr(deleter, "argtypes", ()) is None:
-        raise TypeError(
-            f"the deleter {deleter!r} has no argtypes, so ctypes would pass 32 of the 64 bits of "
-            "data; set its argtypes = [ctypes.c_void_p], or pass data as a ctypes.c_void_p"
-        )
+
+
+def _why_not_in_python(deleter: Any) -> str:
+    """The reason why a function takes not one argument; empty if it may."""
+    if getattr(deleter, "__code__", None) is None:  # written in C, or another callable
+        return ""
+    names, required, more, keywords = parameters_of(deleter)
+    given = 1 if getattr(deleter, "__self__", None) is None else 2
+    if len(names) < given and not more:
+        return "takes no argument; it is called with data: deleter=lambda data: ..."
+    others = ", ".join((*names[given:required], *keywords))
+    return others and (
+        f"needs {others}, too; it is called with data alone: deleter=lambda data: ..."
+    )
 
 
 def _why_not_in_c(deleter: Any, data: object) -> str:
     """The reason why a function of cffi or ctypes cannot get *data*; empty if it can."""
-    is_cffi = isinstance(deleter, ffi.CData)
-    if not is_cffi and not isinstance(deleter, _FUNCTIONS):
-        return ""
     if not deleter:
         return "is NULL; check what gave you the pointer"
+    is_cffi = isinstance(deleter, ffi.CData)
     types = ffi.typeof(deleter).args if is_cffi else deleter.argtypes
     if types is None:
-        return ""
+        if type(data) is not int or not data >> 31:
+            return ""
+        return (
+            "has no argtypes, so ctypes would pass 32 of the 64 bits of data; set its "
+            "argtypes = [ctypes.c_void_p], or pass data as a ctypes.c_void_p"
+        )
     if len(types) != 1:
         return (
             f"takes {len(types)} arguments; it is called with data alone: "

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from dlbridge.core.dlpack.structs import MAX_NDIM
 from dlbridge.core.interfaces.dlpack import needs_its_library
-from dlbridge.core.moves.transfer import allocate, check_alignment, fill, pattern_of
+from dlbridge.core.moves.transfer import check_alignment, fill, new_memory, pattern_of
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import FOUND, find_device
 from dlbridge.core.public import public
+from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.dtypes import check, dtype as as_dtype
@@ -91,7 +93,8 @@ def empty(
     if type(alignment) is not int or alignment != MIN_ALIGNMENT:
         alignment = max(check_alignment(alignment), MIN_ALIGNMENT)
     if not shared:
-        return allocate(where, kind, extents, alignment=alignment)
+        memory = new_memory(where, kind.nbytes(prod(extents)), alignment=alignment)
+        return make_tensor(memory, 0, kind, extents)
     from dlbridge.core.processes.blocks import PAGE
     from dlbridge.core.processes.shared_tensors import empty_shared
 
@@ -337,10 +340,16 @@ def empty_like(
     >>> t.shape, t.dtype, t.device
     ((2, 3), dlbridge.dtype('int16'), dlbridge.device('cpu:0'))
     """
+    return empty(*_of_model(x, dtype, device), alignment=alignment)
+
+
+def _of_model(
+    x: ArrayLike, dtype: DTypeLike | None, device: DeviceLike | None
+) -> tuple[tuple[int, ...], DTypeLike, DeviceLike]:
+    """The shape of *x*, with its dtype and its device where they are None."""
     model = x if isinstance(x, Tensor) else asarray(x)
     kind = model.dtype if dtype is None else dtype
-    where = model.device if device is None else device
-    return empty(model.shape, kind, where, alignment=alignment)
+    return model.shape, kind, model.device if device is None else device
 
 
 @public
@@ -374,9 +383,7 @@ def zeros_like(
     >>> bridge.zeros_like([1, 2]).tolist()
     [0, 0]
     """
-    tensor = empty_like(x, dtype=dtype, device=device, alignment=alignment)
-    fill(tensor, b"\0")
-    return tensor
+    return zeros(*_of_model(x, dtype, device), alignment=alignment)
 
 
 @public
@@ -447,10 +454,8 @@ def full_like(
     >>> bridge.full_like([1, 2], 9).tolist()
     [9, 9]
     """
-    model = x if isinstance(x, Tensor) else asarray(x)
-    kind = model.dtype if dtype is None else dtype
-    where = model.device if device is None else device
-    return full(model.shape, fill_value, kind, where, alignment=alignment)
+    shape, kind, where = _of_model(x, dtype, device)
+    return full(shape, fill_value, kind, where, alignment=alignment)
 
 
 @public

@@ -24,10 +24,10 @@ from dlbridge.core.libraries.like import Conversion
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, library_of
 from dlbridge.core.moves.plans import Step, is_recording, plan_by_library, plan_move
 from dlbridge.core.moves.progress import reporter
-from dlbridge.core.moves.transfer import STEPS, allocate_with, run
+from dlbridge.core.moves.transfer import STEPS, new_memory, run
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.plugins.streams import use_stream
-from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, wrap_array
+from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, make_tensor, wrap_array
 from dlbridge.core.tensor.memory import NATIVE_DTYPES
 from dlbridge.core.tensor.metadata import carrier_of
 from dlbridge.core.tensor.operand import operand_of
@@ -172,7 +172,9 @@ def _upload(cls: type, importer: Function | None, target: Device) -> Function:
         refusal = plugin.host_import_refusal
         copied = refusal is None or refusal(target.index, address_of(array), nbytes, False)
         if copied and nbytes <= plugin.content_limit:
-            return allocate_with(plugin, target, array.data.cast("B"), dtype, array.shape)[0]
+            content = array.data.cast("B")
+            memory = new_memory(target, nbytes, content=content, plugin=plugin)
+            return make_tensor(memory, 0, dtype, array.shape)
         if is_numpy:
             tensor = wrap_array(array[...])
         operand = operand_of(tensor)

@@ -16,7 +16,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Allocation, PlainAllocation, Region, Span
 
 from .devices import Devices
-from .driver import Location, StreamDriver, WrongDeviceError
+from .driver import ByDevice, Location, StreamDriver, WrongDeviceError
 from .memory import Memory, PinnedMemory
 from .order import EventPool, has_nothing_to_wait_for, refuse_capture, refuse_disturbing
 from .regions import Side, copy_region
@@ -68,7 +68,7 @@ class StreamBackend(Devices):
         self._rules = rules
         self._memory = memory
         self._events = events
-        self._homes = _Homes(self)
+        self._homes: dict[int, tuple[int, Any]] = ByDevice(self._home_and_place)
 
     def device_count(self) -> int:
         """Number of devices."""
@@ -88,14 +88,24 @@ class StreamBackend(Devices):
         stream: int,
         content: memoryview | None = None,
     ) -> Allocation:
-        """Memory at a multiple of *alignment*.
+        """Memory at a multiple of *alignment*; *content* has been read on return.
 
         Dropped, it is freed after the work on its stream, and that of streams that waited
         meanwhile.
         """
         home, _ = self._homes[device_id]
         stream = stream or self.driver.default_stream
-        return self._memory.allocate(home, nbytes, alignment, stream)
+        write = content if content is None else partial(self._write, home, stream, content)
+        return self._memory.allocate(home, nbytes, alignment, stream, None, write)
+
+    def _write(self, home: int, stream: int, content: memoryview, target: int) -> None:
+        """Write *content* to new memory: only where `content_limit` is more than 0."""
+        raise NotImplementedError
+
+    def _home_and_place(self, device_id: int) -> tuple[int, Any]:
+        """The home of a device, and its place; ExchangeError if there is no such device."""
+        home = self.home(device_id)
+        return home, self.driver.places[home]
 
     def trim(self, device_id: int) -> None:
         """Give the driver what is kept of freed memory."""
@@ -205,17 +215,6 @@ class StreamBackend(Devices):
         return self.driver.device_info(self.home(device_id))
 
 
-class _Homes(dict[int, tuple[int, Any]]):
-    """The home of each device, and its place; ExchangeError for one that there is not."""
-
-    def __init__(self, backend: StreamBackend) -> None:
-        self._backend = backend
-
-    def __missing__(self, device_id: int) -> tuple[int, Any]:
-        home = self._backend.home(device_id)
-        return self.setdefault(device_id, (home, self._backend.driver.places[home]))
-
-
 def address_of(view: memoryview) -> int:
     """The address of the first byte of *view*, whether or not it is read-only."""
     ffi = _ffi()
@@ -261,20 +260,6 @@ class DeviceBackend(StreamBackend):
     ) -> None:
         super().__init__(driver, rules, memory, events)
         self._host_copies = host_copies
-
-    def allocate(
-        self,
-        device_id: int,
-        nbytes: int,
-        alignment: int,
-        stream: int,
-        content: memoryview | None = None,
-    ) -> Allocation:
-        """As `StreamBackend.allocate`; *content* has been read on return."""
-        home, _ = self._homes[device_id]
-        stream = stream or self.driver.default_stream
-        write = content if content is None else partial(self._write, home, stream, content)
-        return self._memory.allocate(home, nbytes, alignment, stream, None, write)
 
     def _write(self, home: int, stream: int, content: memoryview, target: int) -> None:
         """Write *content* to new memory, in the place of *home*."""
@@ -492,13 +477,9 @@ class HostBackend(StreamBackend):
         checked(self.driver, data, self.home(device_id), self.name, ("host",))
         return device_id, data
 
-    def wait_for_devices(self, device_id: int, stream: int) -> None:
-        """Let the work on *stream* finish, before the host touches memory that it may use."""
-        self.synchronize(device_id, stream)
-
     def _settled(self, span: Span, stream: int) -> int:
         """The address of *span*, once the work on *stream* is done."""
-        self.wait_for_devices(span.device_id, stream)
+        self.synchronize(span.device_id, stream)
         return span.data + span.offset
 
 

@@ -30,6 +30,7 @@ from .streams import torch_captures
 __all__ = [
     "ALL_STREAMS",
     "NOT_SUPPORTED",
+    "ByDevice",
     "Functions",
     "Location",
     "StreamDriver",
@@ -247,9 +248,9 @@ class StreamDriver(ABC):
         self.table = StatusTable(meanings, self.describe, _FATAL)
         signatures = {**_SIGNATURES, **self.signatures}
         self.functions: Any = Functions(self.names, signatures, self.place_type, self.library)
-        self.devices: dict[int, int] = _ByDevice(self.device)
-        self.places: dict[int, Any] = _ByDevice(self.place)
-        self.pools: dict[int, int | None] = _ByDevice(self.find_pool)
+        self.devices: dict[int, int] = ByDevice(self.device)
+        self.places: dict[int, Any] = ByDevice(self.place)
+        self.pools: dict[int, int | None] = ByDevice(self.find_pool)
         """The pool of each device; None if it has none."""
         self.known: dict[Hashable, Any] = {}
         """What devices have said of themselves, which stays."""
@@ -713,7 +714,7 @@ _PARTS = "major", "minor"
 _FOR_ALL, _MAPPED = 1, 2  # flags of page-locked memory
 
 
-class _ByDevice(dict[int, Any]):
+class ByDevice(dict[int, Any]):
     """What *find* says of each device, asked once."""
 
     def __init__(self, find: Callable[[int], Any]) -> None:

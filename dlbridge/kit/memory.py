@@ -529,10 +529,10 @@ class PinnedMemory(Memory):
     def _import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
         first = self.driver.locate(address, device_id).kind
         last = self.driver.locate(address + nbytes - 1, device_id).kind
-        ours = [(each.start, each.end) for each in self._pages.copy() if each.are_ours]
-        if any(start <= address and address + nbytes <= end for start, end in ours):
+        if self._locked_around(address, nbytes):
             return ""
-        if any(start < address + nbytes and address < end for start, end in ours):
+        end = address + nbytes
+        if any(each.start < end and address < each.end for each in self._ours()):
             return "a part of it is page-locked already, by another import"
         if {first, last} == {"host", "pageable"}:
             return "a part of it is page-locked already, and the rest is not"
@@ -544,6 +544,14 @@ class PinnedMemory(Memory):
         if address % mmap.PAGESIZE:
             return f"it does not begin at a page of {mmap.PAGESIZE} bytes, which are locked whole"
         return ""
+
+    def _ours(self) -> list[_Pages]:
+        return [each for each in self._pages.copy() if each.are_ours]
+
+    def _locked_around(self, address: int, nbytes: int) -> _Pages | None:
+        """The import that the memory is inside, if there is one."""
+        around = (p for p in self._ours() if p.start <= address and address + nbytes <= p.end)
+        return next(around, None)
 
     def import_host(
         self, device_id: int, address: int, nbytes: int, readonly: bool, stream: int
@@ -557,7 +565,7 @@ class PinnedMemory(Memory):
         dlbridge.errors.ExchangeError
             As `import_refusal` says, or if the driver refuses; the memory has to be copied then.
         """
-        driver, end = self.driver, address + nbytes
+        driver = self.driver
         made = self.own(device_id, stream)
         memory = made.resource
         with self._lock:
@@ -566,12 +574,8 @@ class PinnedMemory(Memory):
                 raise ExchangeError(
                     f"the memory at {address:#x} cannot be used in place: {refusal}"
                 )
-            around = [
-                each
-                for each in self._pages.copy()
-                if each.are_ours and each.start <= address and end <= each.end
-            ]
-            pages = memory.parts = around[0] if around else _Pages(address, end)
+            around = self._locked_around(address, nbytes)
+            pages = memory.parts = around or _Pages(address, address + nbytes)
             pages.users.add(memory)
             memory.cell.value = made.data = address
             made.nbytes = nbytes

@@ -106,12 +106,6 @@ def do_all(function: Callable[[Any], object], things: Iterable[Any]) -> None:
         raise raised.pop()  # its traceback would keep it in the list
 
 
-class _Life:
-    """What notes its end, where there is no `Owner`."""
-
-    __slots__ = ("__weakref__",)
-
-
 class _End(ref[Any]):
     """Notes an end, and knows what is to be given back then."""
 
@@ -153,27 +147,9 @@ class Resources(Generic[R]):
     def __len__(self) -> int:
         return len(self._held)
 
-    @property
-    def waiting(self) -> int:
-        """How many have lost their owner, and are not back."""
-        return len(self.ended)
-
     def all(self) -> list[R]:
         """What is not back yet."""
         return [end.resource for end in self._held.copy()]
-
-    def enter(self, resource: R) -> object:
-        """An object; *resource* goes back by the next `sweep` after its end."""
-        life = _Life()
-        self.watch(life, resource)
-        return life
-
-    def watch(self, life: object, resource: R) -> _End:
-        """Note the end of *life*."""
-        end = _End(life, self.ended.append)
-        end.resource, end.resources = resource, self
-        self._held.add(end)
-        return end
 
     def sweep(self, **how: Any) -> None:
         """Give back what has lost its owner; ``release`` gets *how* too."""
@@ -213,7 +189,6 @@ class Owner(Generic[R]):
 
     def __init__(self, resources: Resources[R], resource: R) -> None:
         self.resource = resource
-        # As `Resources.watch`, without the call.
         end = _End(self, resources.ended.append)
         end.resource, end.resources = resource, resources
         resources._held.add(end)

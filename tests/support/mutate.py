@@ -2,7 +2,7 @@
 
     python -m pytest -p mutate ...      with DLBRIDGE_MUTATION, the JSON of `Mutation.encode()`
 
-A wait is a call, by its own name (``wait_for_devices``, ``streams.wait``), or by
+A wait is a call, by its own name (``wait_for_device``, ``streams.wait``), or by
 the name of the driver's function that is its first argument
 (``call("hipStreamSynchronize", ...)``). A site is ``module.function:wait``, with
 ``#2`` for the second of its kind in the function.

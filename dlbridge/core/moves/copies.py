@@ -24,7 +24,7 @@ from dlbridge.core.tensor.memory import Memory, access, open_views, order, refus
 from dlbridge.core.tensor.operand import host_array, operand_of, require_compact, turned
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType
-from dlbridge.core.values.layout import compact_strides, merge, reach
+from dlbridge.core.values.layout import compact_strides, merge
 from dlbridge.core.values.subbyte import pack_bits, unpack_bits
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Region, Span
@@ -67,7 +67,7 @@ def from_host(target: Operand, source: Operand, progress: Progress | None) -> No
     if target.memory.host_start is not None:
         # Host memory used in place: the two may be the same bytes.
         flat = memoryview(bytearray(flat))
-    _exchange(target, source, flat, progress, reads=False)
+    _exchange(target, flat, progress, reads=False)
 
 
 def to_host(target: Operand, source: Operand, progress: Progress | None) -> None:
@@ -76,30 +76,27 @@ def to_host(target: Operand, source: Operand, progress: Progress | None) -> None
     assert memory is not None  # only the CPU has such operands
     # Host memory used in place: the two may be the same bytes.
     in_place = memory.host_start is not None and not target.is_new
+    if not source.contiguous and needs_full_span(source):
+        _span_to_host(target, source, progress)
+        return
     if in_place or not target.contiguous:
         _through_packed_host(target, source, progress)
         return
     into = target.carrier if target.memory is None else host_array(target)
-    _exchange(source, target, into.data.cast("B"), progress, reads=True)
+    _exchange(source, into.data.cast("B"), progress, reads=True)
 
 
-def _exchange(
-    there: Operand, here: Operand, flat: memoryview, progress: Progress | None, *, reads: bool
-) -> None:
-    """Copy between *there*, on a device, and the packed bytes *flat* of *here*, on the host."""
+def _exchange(there: Operand, flat: memoryview, progress: Progress | None, *, reads: bool) -> None:
+    """Copy between *there*, on a device, and its packed bytes *flat* on the host."""
     plugin, memory = plugin_of(there.device), there.memory
     assert memory is not None
     stream = there.stream if there.is_new else access(memory, plugin)
     copy = plugin.copy_to_host if reads else plugin.copy_from_host
     try:
         if not there.contiguous:
-            layout = region(there, here)
-            if reads and needs_full_span(there):
-                _span_to_host(here, there)
-            else:
-                strided = plugin.copy_strided_to_host if reads else plugin.copy_strided_from_host
-                sides = _spans(there), _parts(flat)
-                copy_region(plugin, with_packed(layout), *sides, copy, strided, stream)
+            strided = plugin.copy_strided_to_host if reads else plugin.copy_strided_from_host
+            sides = _spans(there), _parts(flat)
+            copy_region(plugin, region(there), *sides, copy, strided, stream)
         elif progress is None and there.nbytes <= UNREPORTED:  # most copies
             span = _span((there.device.index, there.data, there.byte_offset, there.nbytes))
             copy(span, flat, stream)
@@ -154,27 +151,16 @@ def _parts(flat: memoryview) -> Callable[[int, int], memoryview]:
     return lambda start, nbytes: flat[start : start + nbytes]
 
 
-def _span_to_host(target: Operand, source: Operand) -> None:
+def _span_to_host(target: Operand, source: Operand, progress: Progress | None) -> None:
     """Copy the whole range that *source* occupies, and select its elements on the host."""
     import numpy as np
 
-    low, high = reach(source.shape, source.strides)
-    size = source.dtype.itemsize
-    span = np.empty((high - low) * size, "u1")
-    stream = source.access()
-    try:
-        there = Span(source.device.index, source.data, source.byte_offset + low * size, span.nbytes)
-        plugin_of(source.device).copy_to_host(there, span.data, stream)
-        finish_work(source, stream)
-    except BaseException:
-        drain_then_release(span, source.device, stream)
-        raise
-    into = host_array(target)
-    picked = np.lib.stride_tricks.as_strided(
-        span[-low * size :].view(into.dtype) if size > 1 else span[-low:],
-        source.shape,
-        tuple(step * size for step in source.strides),
-    )
+    low, nbytes = source.span()
+    span = np.empty(nbytes, "u1")
+    _exchange(bytes_of(source, low, nbytes), span.data, progress, reads=True)
+    into, size = host_array(target), source.dtype.itemsize
+    steps = [step * size for step in source.strides]
+    picked = np.lib.stride_tricks.as_strided(span[-low:].view(into.dtype), source.shape, steps)
     copy_host(into, picked)
 
 
@@ -212,11 +198,6 @@ def restore(staging: np.ndarray[Any, Any], like: Operand) -> Operand:
     return operand
 
 
-def finish_work(operand: Operand, stream: int) -> None:
-    """Block until the work on *stream* of the operand's device is done."""
-    finish(plugin_of(operand.device), operand.device, stream)
-
-
 def on_device(target: Operand, source: Operand, progress: Progress | None) -> None:
     """Copy a device tensor to a device.
 
@@ -246,7 +227,7 @@ def on_device(target: Operand, source: Operand, progress: Progress | None) -> No
     layout = region(target, source)
     copy_region(plugin, layout, _spans(target), _spans(source), copy, plugin.copy_strided, stream)
     if not same:
-        finish_work(target, stream)
+        finish(plugin, target.device, stream)
 
 
 def _ordered(target: Operand, source: Operand, plugin: Plugin) -> int:
@@ -256,7 +237,7 @@ def _ordered(target: Operand, source: Operand, plugin: Plugin) -> int:
     assert of is not None
     if target.device is not source.device:
         stream = target.stream if target.is_new else access(into, plugin)
-        finish_work(source, source.access())
+        finish(plugin, source.device, source.access())  # both are of one backend
         return stream
     if open_views:
         refuse_if_viewed(into)
@@ -445,7 +426,7 @@ def can_copy_natively(operand: Operand, target: Device) -> bool:
     plugin = plugin_of(target)
     if plugin is not plugin_of(operand.device) or plugin.copy is None:
         return False
-    _, (steps, _), _ = _with_compact(operand)
+    _, (steps, _), _ = region(operand)
     return not steps or (target is operand.device and all(step > 0 for step in steps))
 
 
@@ -460,11 +441,11 @@ def is_faster_on_device(source: Operand, target: Operand | None = None) -> bool:
         return True
     plugin = plugin_of(source.device)
     if target is None:
-        here = _with_compact(source)
+        here = region(source)
         back = 1
     else:
         here = region(target, source)
-        back = _calls(plugin, *_with_compact(target))
+        back = _calls(plugin, *region(target))
     through_host = _cost_to_host(source) + source.nbytes + back * CALL
     return _calls(plugin, *here) * CALL <= through_host
 
@@ -482,18 +463,8 @@ def needs_full_span(operand: Operand) -> bool:
 
 def _cost_to_host(operand: Operand) -> int:
     """The bytes that could be copied in the time that *operand* takes to the host."""
-    runs = _calls(plugin_of(operand.device), *_with_compact(operand)) * CALL + operand.nbytes
+    runs = _calls(plugin_of(operand.device), *region(operand)) * CALL + operand.nbytes
     return min(runs, operand.span()[1] + CALL)
-
-
-def _with_compact(operand: Operand) -> Layout:
-    """The region that *operand* shares with a compact tensor, from `layout.merge`."""
-    if operand.contiguous or not operand.size:
-        return [], [[], []], operand.nbytes
-    size = operand.dtype.itemsize
-    strides = [step * size for step in operand.strides]
-    packed = [step * size for step in compact_strides(operand.shape)]
-    return merge(operand.shape, [strides, packed], size)
 
 
 def _calls(plugin: Plugin, shape: list[int], strides: list[list[int]], run: int) -> int:
@@ -531,23 +502,19 @@ def _nested(shape: Sequence[int], steps: Sequence[int], run: int) -> int:
     return len(shape)
 
 
-def region(left: Operand, right: Operand) -> Layout:
-    """The region that both operands cover, from `layout.merge`."""
+def region(left: Operand, right: Operand | None = None) -> Layout:
+    """The region that both cover, from `layout.merge`; None stands for a compact tensor."""
+    sides = [left] if right is None else [left, right]
+    if not left.size or all(side.contiguous for side in sides):
+        return [], [[], []], left.nbytes
     if left.dtype.is_subbyte and not left.padded:
-        require_compact(left)
-        require_compact(right)
-        return [], [[], []], left.nbytes
-    if left.contiguous and right.contiguous:
-        return [], [[], []], left.nbytes
+        for side in sides:
+            require_compact(side)
+    layouts = [side.strides for side in sides]
+    if right is None:
+        layouts.append(compact_strides(left.shape))
     size = left.dtype.itemsize
-    steps = [[step * size for step in side.strides] for side in (left, right)]
-    return merge(left.shape, steps, size)
-
-
-def with_packed(layout: Layout) -> Layout:
-    """The first side of the region, beside runs that follow each other without gaps."""
-    shape, (steps, _), run = layout
-    return shape, [steps, [step * run for step in compact_strides(shape)]], run
+    return merge(left.shape, [[step * size for step in each] for each in layouts], size)
 
 
 def copy_region(

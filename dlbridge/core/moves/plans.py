@@ -308,7 +308,9 @@ def plan_device_copy(plan: Plan, operand: Operand, refusal: str, why: str) -> No
 
 def _plan_from_host(plan: Plan, operand: Operand, forced: str) -> None:
     target = plan.target
-    refusal = forced or why_no_host_import(*host_range(operand), target, asked=not plan.may_copy)
+    low, nbytes = operand.span()
+    start = operand.data + operand.byte_offset + low
+    refusal = forced or why_no_host_import(start, nbytes, target, asked=not plan.may_copy)
     if refusal:
         plan_host_copy(plan, operand, refusal)
     else:
@@ -328,12 +330,6 @@ def plan_host_copy(plan: Plan, operand: Operand, refusal: str) -> None:
         reason = f"{refusal}, and strides {operand.strides} are packed before an upload"
         plan.add("pack", source, source, operand.nbytes, reason)
     plan.add("upload", source, target, operand.nbytes, refusal)
-
-
-def host_range(operand: Operand) -> tuple[int, int]:
-    """The address of the first byte of the operand's elements, and the bytes up to the last."""
-    low, nbytes = (0, operand.nbytes) if operand.contiguous else operand.span()
-    return operand.data + operand.byte_offset + low, nbytes
 
 
 def why_no_host_import(start: int, nbytes: int, target: Device, *, asked: bool = False) -> str:

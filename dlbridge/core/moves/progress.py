@@ -6,7 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from functools import partial
+from typing import TYPE_CHECKING
 
 from dlbridge.core.values.text import bytes_text
 
@@ -37,8 +38,10 @@ def reporter(progress: ProgressLike, nbytes: int) -> Iterator[Progress | None]:
     elif nbytes < SHOWN_FROM or not _somebody_looks():
         yield None
     else:
-        with _bar(sys.stderr) as show:
-            yield show
+        try:
+            yield partial(_show, time.perf_counter())
+        finally:
+            sys.stderr.write("\n")
 
 
 def _somebody_looks() -> bool:
@@ -46,22 +49,13 @@ def _somebody_looks() -> bool:
     return "ipykernel.zmqshell" in sys.modules or bool(sys.stderr and sys.stderr.isatty())
 
 
-@contextmanager
-def _bar(stream: TextIO) -> Iterator[Progress]:
-    """A bar: one line, which is written again at each call."""
-    start = time.perf_counter()
-
-    def show(done: int, total: int) -> None:
-        filled = 30 * done // total
-        speed = bytes_text(int(done / (time.perf_counter() - start + 1e-9)))
-        text = f"{100 * done // total:3}% [{'#' * filled:30}] {bytes_text(done)}, {speed}/s"
-        stream.write(f"\r{text:<72}")
-        stream.flush()
-
-    try:
-        yield show
-    finally:
-        stream.write("\n")
+def _show(start: float, done: int, total: int) -> None:
+    """Write the bar of a copy that has begun at *start*: one line, which is written again."""
+    filled = 30 * done // total
+    speed = bytes_text(int(done / (time.perf_counter() - start + 1e-9)))
+    text = f"{100 * done // total:3}% [{'#' * filled:30}] {bytes_text(done)}, {speed}/s"
+    sys.stderr.write(f"\r{text:<72}")
+    sys.stderr.flush()
 
 
 @contextmanager

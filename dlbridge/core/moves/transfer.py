@@ -22,7 +22,7 @@ from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory, access, host_access
-from dlbridge.core.tensor.operand import host_array, operand_of, operand_of_new
+from dlbridge.core.tensor.operand import host_array, operand_of
 from dlbridge.core.tensor.tensor import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType
@@ -48,59 +48,42 @@ MAX_ALIGNMENT = 1 << 30
 """The largest alignment accepted, in bytes: the largest huge page (1 GiB)."""
 
 
-def allocate(
+def new_memory(
     where: Device,
-    dtype: DType,
-    shape: tuple[int, ...],
+    nbytes: int,
     *,
     alignment: int = MIN_ALIGNMENT,
-    padded: bool = False,
-) -> Tensor:
-    """A new compact tensor whose elements are not initialised; *alignment* in bytes."""
-    nbytes = dtype.nbytes(prod(shape), padded=padded)
-    memory = Memory(where, 0, "dlbridge.empty")
-    plugin = plugin_of(where)
-    if nbytes:
-        use = current_use(where, plugin)
-        arguments = where.index, nbytes, alignment, use.handle
-        memory.take(use, "allocate", plugin.allocate, *arguments)
-    return make_tensor(memory, 0, dtype, shape, flags=FLAG_SUBBYTE_PADDED if padded else 0)
+    content: memoryview | None = None,
+    plugin: Plugin | None = None,
+) -> Memory:
+    """New memory, not initialised, or with *content*, where the `content_limit` of *plugin* allows.
 
-
-def allocate_like(operand: Operand, where: Device) -> tuple[Tensor, Operand]:
-    """A new compact tensor on *where* for the elements of *operand*, and its operand."""
-    flags = operand.flags & FLAG_SUBBYTE_PADDED
-    plugin = plugin_of(where)
-    use = current_use(where, plugin)
-    memory = Memory(where, 0, "dlbridge.empty")
-    arguments = where.index, operand.nbytes, MIN_ALIGNMENT, use.handle
-    memory.take(use, "allocate", plugin.allocate, *arguments)
-    tensor = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
-    return tensor, operand_of_new(tensor, memory, operand)
-
-
-def allocate_with(
-    plugin: Plugin,
-    where: Device,
-    content: memoryview,
-    dtype: DType,
-    shape: tuple[int, ...],
-    flags: int = 0,
-) -> tuple[Tensor, Memory]:
-    """A new compact tensor on *where* made with the bytes *content*, and its memory.
-
-    `content_limit` of *plugin*, its backend, allows so many.
+    That is the backend of the device, if it is known. Memory of 0 bytes needs none.
     """
-    use = current_use(where, plugin)
     memory = Memory(where, 0, "dlbridge.empty")
-    arguments = where.index, content.nbytes, MIN_ALIGNMENT, use.handle, content
-    try:
-        memory.take(use, "allocate", plugin.allocate, *arguments)
-    except BaseException:
-        drain_then_release(content, where, use.handle)
-        raise
-    use.used = True
-    return make_tensor(memory, 0, dtype, shape, flags=flags & FLAG_SUBBYTE_PADDED), memory
+    if nbytes:
+        if plugin is None:
+            plugin = plugin_of(where)
+        use = current_use(where, plugin)
+        arguments: tuple[Any, ...] = where.index, nbytes, alignment, use.handle
+        if content is not None:
+            arguments = *arguments, content
+            use.used = True
+        try:
+            memory.take(use, "allocate", plugin.allocate, *arguments)
+        except BaseException:
+            if content is not None:
+                drain_then_release(content, where, use.handle)
+            raise
+    return memory
+
+
+def allocate(
+    where: Device, dtype: DType, shape: tuple[int, ...], *, padded: bool = False
+) -> Tensor:
+    """A new compact tensor whose elements are not initialised."""
+    memory = new_memory(where, dtype.nbytes(prod(shape), padded=padded))
+    return make_tensor(memory, 0, dtype, shape, flags=FLAG_SUBBYTE_PADDED if padded else 0)
 
 
 def check_alignment(value: Any) -> int:
@@ -131,11 +114,16 @@ def import_memory(
     target: Device, exported: ExportedMemory, origin: str, owner: object
 ) -> tuple[Memory, int]:
     """The memory that *exported* is in under *target*, and the offset of its bytes there."""
-    plugin = plugin_of(target)
-    memory, use = Memory(target, 0, origin, owner), current_use(target, plugin)
+    memory = Memory(target, 0, origin, owner)
     memory.is_import = True
-    arguments = target.index, exported, use.handle
-    return memory, memory.take(use, "import_memory", plugin.import_memory, *arguments)
+    return memory, take(memory, "import_memory", plugin_of(target).import_memory, exported)
+
+
+def take(memory: Memory, member: str, function: Callable[..., Any] | None, *what: Any) -> int:
+    """Take what *function* gives, the *member* of the backend, for the current stream."""
+    device = memory.device
+    use = current_use(device)
+    return memory.take(use, member, function, device.index, *what, use.handle)
 
 
 def move(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
@@ -234,12 +222,13 @@ def _relabel(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _
 
 def _copy(_tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> _Place:
     """A copy of *operand* in new memory of *target*."""
-    if not operand.size:  # without the backend, which may not be here
-        flags = operand.flags & FLAG_SUBBYTE_PADDED
-        memory = Memory(target, 0, "dlbridge.empty")
-        new = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
-        return new, operand_of(new)
-    new, there = allocate_like(operand, target)
+    memory = new_memory(target, operand.nbytes)
+    flags = operand.flags & FLAG_SUBBYTE_PADDED
+    new = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
+    there = operand_of(new)
+    if memory.last_use is not None:  # work on the stream that it was allocated for needs no order
+        there.stream, there.is_new = memory.last_use.handle, True
+        memory.last_use.used = True
     copy_elements(there, operand, progress)
     there.is_new = False
     return new, there
@@ -249,11 +238,11 @@ def _upload(tensor: Tensor, operand: Operand, target: Device, progress: Progress
     plugin = plugin_of(target)
     if progress is not None or operand.nbytes > plugin.content_limit:
         return _copy(tensor, operand, target, progress)
-    content, flags = packed_bytes(operand), operand.flags
-    new, memory = allocate_with(plugin, target, content, operand.dtype, operand.shape, flags)
-    there = operand_of_new(new, memory, operand)
-    there.is_new = False
-    return new, there
+    content = packed_bytes(operand)
+    memory = new_memory(target, operand.nbytes, content=content, plugin=plugin)
+    flags = operand.flags & FLAG_SUBBYTE_PADDED
+    new = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
+    return new, operand_of(new)
 
 
 def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
@@ -269,13 +258,12 @@ def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -
 
 
 def _host_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
-    plugin = plugin_of(target)
     low, nbytes = operand.span()
     start = operand.data + operand.byte_offset + low
     origin = f"host memory of {tensor.origin}"
-    memory, use = Memory(target, 0, origin, tensor), current_use(target, plugin)
-    arguments = target.index, start, nbytes, operand.readonly, use.handle
-    offset = memory.take(use, "import_host", plugin.import_host, *arguments)
+    memory = Memory(target, 0, origin, tensor)
+    what = start, nbytes, operand.readonly
+    offset = take(memory, "import_host", plugin_of(target).import_host, *what)
     memory.is_import, memory.host_start = True, start - offset
     return _same_layout(operand, memory, offset - low)
 

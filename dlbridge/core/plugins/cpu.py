@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.kit.devices import Devices
 from dlbridge.kit.resources import recall, remember
 from dlbridge.protocol import PlainAllocation
 
@@ -22,7 +23,7 @@ MIN_ALIGNMENT = 256
 """Bytes, of new memory: ``dlpack.h`` 1.3 asks for that (DLTensor, data), and so do kernels."""
 
 
-class CPU:
+class CPU(Devices):
     """Host memory as a device; ``data`` is an address.
 
     Copies and fills are ctypes' ``memmove`` and ``memset``, which release the
@@ -30,6 +31,7 @@ class CPU:
     (measured on two cores).
     """
 
+    name = "cpu"
     api = 2
     device_type = 1  # kDLCPU
 
@@ -39,9 +41,6 @@ class CPU:
         self._np = np
         # To check what is copied; weak, so that what is dropped is freed.
         self._allocations: dict[int, ref[PlainAllocation]] = {}
-
-    def __repr__(self) -> str:
-        return "dlbridge.backend('cpu')"
 
     def device_count(self) -> int:
         """1: the host."""
@@ -98,13 +97,10 @@ class CPU:
     def normalize_stream(self, device_id: int, stream: object) -> int:
         """0 for None and -1 for -1, the only streams of the CPU in the array API 2025.12."""
         _check_device(device_id)
-        if stream is None:
-            return 0
-        if isinstance(stream, bool) or not isinstance(stream, int):
-            raise TypeError(f"stream for cpu must be None or -1, not {type(stream).__name__}")
-        if stream != -1:
-            raise ValueError(f"stream for cpu must be None or -1, not {stream}: it has no streams")
-        return -1
+        from dlbridge.core.dlpack.exports import check_host_stream  # it opens cffi's library
+
+        check_host_stream(stream)
+        return 0 if stream is None else -1
 
     def copy(self, target: Span, source: Span, stream: int) -> None:
         """Copy *source* to *target*, at once."""
@@ -148,13 +144,6 @@ class CPU:
         if hasattr(os, "sysconf"):  # not on Windows
             info["memory"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return info
-
-    def find_device(self, name: str) -> int:
-        """0 for the name of the processor, or a part of it."""
-        known = _processor_name()
-        if name.lower() not in known.lower():
-            raise LookupError(f"cpu has one device, cpu:0 ({known})")
-        return 0
 
     def live_allocations(self) -> int:
         """The number of allocations that have not been dropped (for the conformance kit)."""

@@ -6,7 +6,6 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlbridge.core.plugins import registry
 from dlbridge.core.plugins.registry import LOADED, Plugin, backends, plugin_named
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, UnknownName, device as _device, split, type_names
@@ -14,9 +13,6 @@ from dlbridge.core.values.text import did_you_mean
 from dlbridge.errors import BackendUnavailable, DeviceLost, DeviceNotFound, Error, ExchangeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dlbridge.core.plugins.registry import Plugin
     from dlbridge.typing import DeviceLike
 
 
@@ -155,11 +151,6 @@ def device(obj: DeviceLike, index: int | None = None) -> Device:
         raise
 
 
-def _said(error: LookupError) -> str:
-    """The message of *error*; that of a KeyError would be its repr."""
-    return str(error.args[0]) if len(error.args) == 1 else str(error)
-
-
 FOUND: dict[str, Device] = {}
 """Cache: devices by the text that named them. Listing the installed backends takes 2 ms."""
 
@@ -174,7 +165,8 @@ def _of_backend(wanted: str, name: str, selector: int | str | None) -> Device:
         try:
             selector = plugin.find_device(selector)
         except LookupError as exc:
-            raise DeviceNotFound(f"there is no {wanted}: {_said(exc)}") from exc
+            said = exc.args[0] if len(exc.args) == 1 else exc  # that of a KeyError would be a repr
+            raise DeviceNotFound(f"there is no {wanted}: {said}") from exc
     found = Device.of(plugin.device_type, selector or 0, name)
     plugin_of(found)
     return found
@@ -203,13 +195,15 @@ def identity_of(device: Device) -> Identity:
 
 def same_device(device: Device, name: str) -> Device | None:
     """The device of the backend *name* that is physically *device*; None if none is known."""
-    _check_name(name)
-    plugin = plugin_named(name)
+    if not isinstance(name, str):
+        raise TypeError(f"same_device takes the name of a backend, such as 'vulkan', not {name!r}")
+    if ":" in name:
+        backend = name.partition(":")[0]
+        raise ValueError(f"{name!r} is a device; give the name of a backend, such as {backend!r}")
+    others = _devices_of(name)
     wanted = identity_of(device)
     if name == device.name:
         return device
-    count = plugin.device_count()
-    others = [Device.of(plugin.device_type, index, name) for index in range(count)]
     if wanted.uuid is not None:
         for other in others:
             if identity_of(other).uuid == wanted.uuid:
@@ -219,15 +213,6 @@ def same_device(device: Device, name: str) -> Device | None:
     # Parts of one device (MIG, sub-devices) share its address: then it says too little.
     there = [other for other in others if identity_of(other).pci == wanted.pci]
     return there[0] if len(there) == 1 else None
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"same_device takes the name of a backend, such as 'vulkan', not {name!r}")
-    if ":" in name:
-        raise ValueError(
-            f"{name!r} is a device; give the name of a backend, such as {name.partition(':')[0]!r}"
-        )
 
 
 @public
@@ -260,17 +245,15 @@ def devices(backend: str | None = None) -> list[Device]:
     True
     """
     if backend is not None:
-        return list(_of(backend))
+        return _devices_of(backend)
     found: list[Device] = []
-    for name in registry.backends():
-        try:
-            found += _of(name)
-        except Error:
-            continue
+    for name in backends():
+        with suppress(Error):
+            found += _devices_of(name)
     return found
 
 
-def _of(name: str) -> Iterable[Device]:
+def _devices_of(name: str) -> list[Device]:
     plugin = plugin_named(name)
     return [Device.of(plugin.device_type, index, name) for index in range(plugin.device_count())]
 

@@ -23,10 +23,9 @@ import numpy as np
 
 from dlbridge.core.implementation_details.ends import at_exit
 from dlbridge.core.implementation_details.python_api import address_of, increment_references
-from dlbridge.core.moves.transfer import export_memory, import_memory
+from dlbridge.core.moves.transfer import export_memory, import_memory, take
 from dlbridge.core.plugins.lookup import identity_of, plugin_of
 from dlbridge.core.plugins.registry import plugin_named
-from dlbridge.core.plugins.streams import current_use
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device, split
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
@@ -395,11 +394,9 @@ def why_not_opened(device: Device) -> str:
 
 def make_on_device(device: Device, nbytes: int) -> Memory:
     """New memory of *nbytes* > 0 bytes on *device*, for which `why_not_exported` has no reason."""
-    plugin = plugin_of(device)
     block = DeviceBlock(identity_of(device).uuid or "", os.urandom(16))
-    memory, use = Memory(device, 0, _ORIGIN, block), current_use(device, plugin)
-    given = device.index, nbytes, use.handle
-    memory.take(use, "allocate_exportable", plugin.allocate_exportable, *given)
+    memory = Memory(device, 0, _ORIGIN, block)
+    take(memory, "allocate_exportable", plugin_of(device).allocate_exportable, nbytes)
     block.export(memory)
     block.enter(memory, 0)
     return memory

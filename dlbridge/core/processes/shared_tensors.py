@@ -18,7 +18,7 @@ from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType, check, dtype as as_dtype
-from dlbridge.core.values.layout import reach
+from dlbridge.core.values.layout import byte_reach
 from dlbridge.errors import Error, ExchangeError
 from dlbridge.kit.resources import recall, remember, shared_lock
 
@@ -61,6 +61,8 @@ class Layout(NamedTuple):
         )
 
 
+_BYTES = as_dtype("uint8")
+
 # Held during one import of a block. It is reentrant, as a finalizer inside may share memory, too.
 _importing = shared_lock()
 
@@ -84,12 +86,6 @@ def why_not_in(mapping: MappedFile, target: Device, *, asked: bool = True) -> st
     if target is CPU:
         return ""
     return why_no_host_import(mapping.address, mapping.nbytes, target, asked=asked)
-
-
-def _whole(mapping: MappedFile) -> Tensor:
-    """All bytes of a block, on the CPU."""
-    layout = Layout(0, as_dtype("uint8"), (mapping.nbytes,), readonly=not mapping.writable)
-    return on_host(mapping, layout)
 
 
 def on_host(mapping: MappedFile, layout: Layout) -> Tensor:
@@ -119,7 +115,8 @@ def _import(mapping: MappedFile, target: Device) -> Memory:
         if known is not None:
             return known
         check_target(mapping, target)
-        made = operand_of(move(_whole(mapping), target, False)).memory
+        layout = Layout(0, _BYTES, (mapping.nbytes,), readonly=not mapping.writable)
+        made = operand_of(move(on_host(mapping, layout), target, False)).memory
         assert made is not None  # nothing else uses host memory without a copy
         remember(mapping.imports, target, made)
     return made
@@ -179,7 +176,7 @@ def empty_shared(target: Device, dtype: DType, shape: tuple[int, ...]) -> Tensor
     if isinstance(block, MappedFile):
         return on_device(block, layout, target)
     # A driver need not clear what it gives.
-    fill(make_tensor(block, 0, as_dtype("uint8"), (dtype.nbytes(prod(shape)),)), b"\0")
+    fill(make_tensor(block, 0, _BYTES, (dtype.nbytes(prod(shape)),)), b"\0")
     return layout.on(block)
 
 
@@ -345,11 +342,9 @@ def _received(sent: Sent, nbytes: int) -> Layout:
     check(dtype.code, dtype.bits, dtype.lanes)
     well = strides is not None and len(shape) == len(strides) <= MAX_NDIM
     if well and min(shape, default=1) > 0:
-        low, high = reach(shape, strides or ())
-        if dtype.is_subbyte and not flags & FLAG_SUBBYTE_PADDED:
-            first, end = low * dtype.bits * dtype.lanes // 8, dtype.nbytes(high)
-        else:
-            first, end = low * dtype.itemsize, high * dtype.itemsize
+        padded = flags & FLAG_SUBBYTE_PADDED
+        bits = 8 * dtype.itemsize if padded else dtype.bits * dtype.lanes
+        first, end = byte_reach(shape, strides or (), bits)
         if offset + first >= 0 and offset + end <= nbytes:
             return Layout(offset, dtype, shape, strides, flags, readonly)
     raise ExchangeError(

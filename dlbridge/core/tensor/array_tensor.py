@@ -11,7 +11,7 @@ from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.values.devices import CPU
-from dlbridge.core.values.dtypes import DLDataTypeCode, DType, from_numpy
+from dlbridge.core.values.dtypes import DType, alignment_of, from_numpy
 from dlbridge.core.values.layout import reach, why_impossible
 from dlbridge.core.values.text import WithAbsentNames, with_article
 from dlbridge.errors import ExchangeError
@@ -366,86 +366,58 @@ def view_resized(old: Tensor, new: DType) -> Tensor:
 
     Only the carrier is made anew, so it is the same on all devices.
     """
-    bits = _element_bits(old, new)
-    new_bits = new.bits * new.lanes
+    dtype, new_bits = old.dtype, new.bits * new.lanes
+    bits = 8 * dtype.itemsize if old.is_padded else dtype.bits * dtype.lanes
+    why = _why_not_viewed(old, new, bits, new_bits)
+    if why:
+        raise ExchangeError(f"view({new}) of {dtype} {old.shape}: {why}")
     array = carrier_of(old)
-    flags = array.flags
-    shape = _shape(old, new, bits, new_bits)
-    strides = None if flags.c_contiguous else _strides(old, new, bits, new_bits)
-    memory, offset = old._memory, old._byte_offset
-    if old.size:
-        start = offset + memory.data if memory.device.is_address else offset
-        _check_alignment(old, new, start)
-    resized = carrier(memory, offset, new, shape, strides, not flags.writeable, array)
+    *outer, last = old.shape
+    strides = None
+    if not array.flags.c_contiguous:
+        strides = *[step * bits // new_bits for step in old.strides[:-1]], 1
+    memory, offset, shape = old._memory, old._byte_offset, (*outer, last * bits // new_bits)
+    resized = carrier(memory, offset, new, shape, strides, not array.flags.writeable, array)
     return build(resized, memory, new, offset, old._flags & ~FLAG_SUBBYTE_PADDED)
 
 
-def _element_bits(old: Tensor, new: DType) -> int:
-    """The bits that an element of *old* takes in memory."""
-    dtype = old.dtype
-    if not (old.is_padded and dtype.is_subbyte):
-        return dtype.bits * dtype.lanes
-    if new.is_subbyte:
-        raise ExchangeError(
-            f"{_view(old, new)}: each {old.dtype} of this tensor takes a byte (it is padded), and "
-            f"whether {with_article(str(new))} should too is not clear; view('uint8') shows the "
-            "bytes"
+def _why_not_viewed(old: Tensor, new: DType, bits: int, new_bits: int) -> str:
+    """Why *old*, with elements of *bits* in memory, is no tensor of *new*; empty if it is one."""
+    shape, strides, memory = old.shape, old.strides, old._memory
+    if old.is_padded and new.is_subbyte:
+        return (
+            f"each {old.dtype} of this tensor takes a byte (it is padded), and whether "
+            f"{with_article(str(new))} should too is not clear; view('uint8') shows the bytes"
         )
-    return 8 * old.dtype.itemsize
-
-
-def _shape(old: Tensor, new: DType, bits: int, new_bits: int) -> tuple[int, ...]:
-    if not old.shape:
-        raise ExchangeError(
-            f"{_view(old, new)}: a tensor without dimensions keeps its element size, and "
-            f"{new_bits} bits are not {bits}; reshape(1) gives it a dimension"
+    if not shape:
+        return (
+            f"a tensor without dimensions keeps its element size, and {new_bits} bits are not "
+            f"{bits}; reshape(1) gives it a dimension"
         )
-    *outer, last = old.shape
-    if last * bits % new_bits:
-        raise ExchangeError(
-            f"{_view(old, new)}: the last dimension of {last} elements has {last * bits} bits, "
-            f"which is no whole number of {new} of {new_bits}; take a part of it (t[..., :n]) "
-            "that is"
+    if shape[-1] * bits % new_bits:
+        return (
+            f"the last dimension of {shape[-1]} elements has {shape[-1] * bits} bits, which is no "
+            f"whole number of {new} of {new_bits}; take a part of it (t[..., :n]) that is"
         )
-    return (*outer, last * bits // new_bits)
-
-
-def _strides(old: Tensor, new: DType, bits: int, new_bits: int) -> tuple[int, ...]:
-    """The strides in elements of *new*, of memory with gaps."""
-    copied = "make a compact copy first: to_device(t, t.device, copy=True)"
-    *outer, step = old.strides
-    if old.shape[-1] > 1 and step != 1:
-        raise ExchangeError(
-            f"{_view(old, new)}: the last dimension has the stride {step}, and only neighbours in "
-            f"memory can become one element or several; {copied}"
-        )
-    strides = [1]
-    for extent, stride in zip(reversed(old.shape[:-1]), reversed(outer), strict=True):
-        apart = stride * bits
-        if extent > 1 and apart % new_bits:
-            raise ExchangeError(
-                f"{_view(old, new)}: neighbours along a dimension of {extent} are {apart} bits "
-                f"apart, which is no multiple of {new_bits}; {copied}"
+    if not old.is_contiguous():
+        copied = "make a compact copy first: to_device(t, t.device, copy=True)"
+        if shape[-1] > 1 and strides[-1] != 1:
+            return (
+                f"the last dimension has the stride {strides[-1]}, and only neighbours in memory "
+                f"can become one element or several; {copied}"
             )
-        strides.append(apart // new_bits)
-    return tuple(reversed(strides))
-
-
-def _check_alignment(old: Tensor, new: DType, start: int) -> None:
-    """ExchangeError if elements would begin where kernels and other libraries fault on them.
-
-    A complex number is aligned as its parts, a vector as one lane.
-    """
-    lane = new.itemsize if new.lanes == 1 else new.bits // 8
-    alignment = lane // 2 if new.code == DLDataTypeCode.kDLComplex else lane
-    if alignment > 1 and start % alignment:
-        raise ExchangeError(
-            f"{_view(old, new)}: {with_article(str(new))} must begin at a multiple of "
-            f"{alignment} bytes, and the "
+        for extent, step in zip(shape[-2::-1], strides[-2::-1], strict=True):
+            if extent > 1 and step * bits % new_bits:
+                return (
+                    f"neighbours along a dimension of {extent} are {step * bits} bits apart, which "
+                    f"is no multiple of {new_bits}; {copied}"
+                )
+    start = old._byte_offset + (memory.data if memory.device.is_address else 0)
+    alignment = alignment_of(new)  # where kernels and other libraries do not fault
+    if old.size and start % alignment:
+        return (
+            f"{with_article(str(new))} must begin at a multiple of {alignment} bytes, and the "
             f"first would be {start % alignment} past one; copy the bytes first: "
             "to_device(t, t.device, copy=True)"
         )
-
-
-def _view(old: Tensor, new: DType) -> str:
-    return f"view({new}) of {old.dtype} {old.shape}"
+    return ""

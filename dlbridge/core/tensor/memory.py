@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from dlbridge.core.implementation_details.ends import at_exit, end_finalizers
 from dlbridge.core.plugins.lookup import plugin_of
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from dlbridge.core.moves.host_views import HostView
     from dlbridge.core.plugins.registry import Plugin
     from dlbridge.core.plugins.streams import StreamUse
     from dlbridge.core.values.devices import Device
@@ -124,14 +125,7 @@ def _no_allocation(device: Device, member: str, result: object) -> BackendError:
     )
 
 
-class _View(Protocol):
-    """A host view whose block is open."""
-
-    viewed: Memory | None
-    description: str
-
-
-open_views: Final[dict[int, weakref.ref[_View]]] = {}
+open_views: Final[dict[int, weakref.ref[HostView]]] = {}
 """Number -> each host view whose block is open. Weak: a Ctrl-C may come before its end is noted."""
 
 

@@ -9,7 +9,7 @@ from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import CPU, Device
-from dlbridge.core.values.layout import reach
+from dlbridge.core.values.layout import byte_reach
 from dlbridge.errors import ExchangeError
 
 from .array_tensor import ArrayTensor, NumpyTensor
@@ -168,13 +168,10 @@ class Operand:
         """
         if self.contiguous:
             return 0, self.nbytes
-        low, high = reach(self.shape, self.strides)
-        if self.dtype.is_subbyte and not self.padded:
-            bits = self.dtype.bits * self.dtype.lanes
-            first = low * bits // 8  # rounded down, also where it is negative
-            return first, -(-high * bits // 8) - first
-        size = self.dtype.itemsize
-        return low * size, (high - low) * size
+        dtype = self.dtype
+        bits = 8 * dtype.itemsize if self.padded else dtype.bits * dtype.lanes
+        low, end = byte_reach(self.shape, self.strides, bits)
+        return low, end - low
 
     def __repr__(self) -> str:
         return (
@@ -215,32 +212,6 @@ def operand_of(tensor: Tensor) -> Operand:
         operand.nbytes = array.nbytes
     else:
         operand.nbytes = tensor.nbytes
-    return operand
-
-
-def operand_of_new(tensor: Tensor, memory: Memory, like: Operand) -> Operand:
-    """The operand of a compact *tensor* for the elements of *like*, on new *memory*.
-
-    Its stream is the one that the memory was allocated for, so that the first
-    work on it need not ask for the stream again.
-    """
-    operand = _new(Operand)
-    operand.carrier = tensor._array
-    operand.memory = memory
-    operand.device = memory.device
-    operand.data = memory.data
-    operand.byte_offset = 0
-    operand.dtype = like.dtype
-    operand.flags = like.flags & FLAG_SUBBYTE_PADDED
-    operand.shape = like.shape
-    operand.size = like.size
-    operand.nbytes = like.nbytes
-    operand.contiguous = True
-    operand.readonly = False
-    use = memory.last_use
-    assert use is not None  # the one that it was allocated for
-    operand.stream = use.handle
-    operand.is_new = use.used = True
     return operand
 
 

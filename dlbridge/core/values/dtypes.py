@@ -322,6 +322,12 @@ def _name(code: int, bits: int, lanes: int) -> str:
     return next(small, f"type_code({code})_{bits}")
 
 
+def alignment_of(dtype: DType) -> int:
+    """The bytes that an address of an element is a multiple of, in C: as one part of one lane."""
+    lane = dtype.bits >> (4 if dtype.code == DLDataTypeCode.kDLComplex else 3) or 1
+    return lane & -lane
+
+
 @cache
 def check(code: int, bits: int, lanes: int = 1) -> DType:
     """The DType of numbers that came from outside, if a tensor of it can be exchanged.

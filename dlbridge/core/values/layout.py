@@ -41,6 +41,12 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
     return low, high + 1
 
 
+def byte_reach(shape: Sequence[int], strides: Sequence[int], bits: int) -> tuple[int, int]:
+    """As `reach`, in bytes, for elements of *bits* bits: the first one, and the end of the last."""
+    low, high = reach(shape, strides)
+    return low * bits >> 3, (high * bits + 7) >> 3
+
+
 def why_impossible(address: int, byte_offset: int, low: int, high: int) -> str:
     """Why no memory has the bytes from *low* to *high*, counted from the first element; or "".
 

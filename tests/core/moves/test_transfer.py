@@ -368,7 +368,7 @@ def test_a_backend_registered_by_hand(backend):
     ("device", "error", "said"),
     [
         ("ext_dev:three", LookupError, "there are zero, one"),
-        ("cpu:first", LookupError, "cpu has one device, cpu:0"),
+        ("cpu:first", LookupError, "no cpu device is called 'first'; there are 0: "),
         ("metal:0", RuntimeError, "no backend for device 'metal' .installed: .*ext_dev"),
         ("", ValueError, "'name' or 'name:index'"),
         ("ext_dev:-1", ValueError, "-1"),

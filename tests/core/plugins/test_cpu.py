@@ -82,7 +82,7 @@ def test_overlapping_copy(cpu):
     ],
 )
 def test_streams_other_than_none_and_minus_one(cpu, stream, error):  # S1 S9 S10
-    with pytest.raises(error, match="stream for cpu must be None or -1, not"):
+    with pytest.raises(error, match="host memory has no streams; stream must be None or -1, not"):
         cpu.normalize_stream(0, stream)
 
 
