@@ -7,7 +7,6 @@ import itertools
 import mmap
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,16 +15,11 @@ from dlbridge.protocol import (
     ADDRESS_DEVICES,
     Region,
     SupportsCopy,
-    SupportsFill,
     SupportsHostImport,
     SupportsHostView,
-    SupportsStridedCopy,
 )
 
-from .backend_base import PAGES, BackendCase, DeviceUnderTest, are_same, random_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from .backend_base import OPERATIONS, PAGES, BackendCase, DeviceUnderTest, are_same, random_bytes
 
 
 class HostTests(BackendCase):
@@ -200,20 +194,13 @@ class HostTests(BackendCase):
             device.copy(other, span)
             assert device.holds(target, before)
         device.write(target, 0, bytes(PAGES))
-        writes: dict[str, Callable[[], object]] = {
-            "copy_from_host": lambda: device.write(data, offset, bytes(PAGES))
-        }
-        if isinstance(device.backend, SupportsCopy):
-            writes["copy"] = lambda: device.copy(span, other)
-        if isinstance(device.backend, SupportsFill):
-            writes["fill"] = lambda: device.fill(data, offset, PAGES, 0)
-        if isinstance(device.backend, SupportsStridedCopy):
-            run, host = Region((1,), (PAGES,), PAGES), memoryview(bytes(PAGES))
-            writes["copy_strided"] = lambda: device.copy_strided(span, run, other, run)
-            writes["copy_strided_from_host"] = lambda: device.copy_strided(span, run, host, run)
-        for member, write in writes.items() if self.refuses_writes else ():
+        host, run = memoryview(bytes(PAGES)), Region((1,), (PAGES,), PAGES)
+        writes = [each for each in OPERATIONS if not each.endswith("to_host")]
+        for member in writes if self.refuses_writes else ():
+            if not isinstance(device.backend, OPERATIONS[member]):
+                continue
             with suppress(Error):
-                write()
+                device.run(member, span, other, host, run)
                 device.synchronize()
             assert are_same(bytes(pages), before), (
                 f"{member} has written to a read-only import: `import_host` does not tell the "

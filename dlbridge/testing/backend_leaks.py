@@ -18,17 +18,16 @@ import pytest
 
 import dlbridge
 from dlbridge.errors import Error
-from dlbridge.protocol import (
-    ADDRESS_DEVICES,
-    Region,
-    Span,
-    SupportsCopy,
-    SupportsFill,
-    SupportsStreams,
-    SupportsStridedCopy,
-)
+from dlbridge.protocol import ADDRESS_DEVICES, Span, SupportsStreams
 
-from .backend_base import PAGES, DeviceUnderTest, live_allocations, open_files
+from .backend_base import (
+    OPERATIONS,
+    PAGES,
+    RUNS,
+    DeviceUnderTest,
+    live_allocations,
+    open_files,
+)
 from .backend_moves import PublicCase, numbers, on_host
 from .backend_refusals import PART, Calls
 
@@ -200,26 +199,16 @@ class LeakTests(PublicCase):
         other = self.each_stream(device)[-1]
         whole, into = (device.span(data, 0, 4096) for data in (source, target))
         there = away.span(away.filled(bytes(4096)), 0, 4096)
-        region, host = Region((4,), (1024,), 512), memoryview(bytearray(4096))
-        taken, written = (device.span(data, 0, region.extent) for data in (source, target))
-        can = {
-            each: isinstance(backend, each)
-            for each in (SupportsCopy, SupportsFill, SupportsStreams, SupportsStridedCopy)
-        }
+        host = memoryview(bytearray(4096))
+        known = [each for each, needs in OPERATIONS.items() if isinstance(backend, needs)]
+        streams = isinstance(backend, SupportsStreams)
 
         def turn() -> None:
-            device.upload(source, 0, host)
-            if can[SupportsFill]:
-                device.fill(source, 0, 4096, 1)
-            if can[SupportsCopy]:
-                device.copy(into, whole)
+            for operation in known:
+                device.run(operation, into, whole, host, RUNS)
+            if "copy" in known:
                 device.copy(into, there)
-            if can[SupportsStridedCopy]:
-                device.copy_strided(written, region, taken, region)
-                device.copy_strided(host, region, taken, region)
-                device.copy_strided(written, region, host, region)
-            device.download(target, 0, host)
-            if can[SupportsStreams]:
+            if streams:
                 backend.wait(device.device_id, other.stream, device.stream)
                 backend.wait(device.device_id, device.stream, other.stream)
             device.synchronize()
@@ -258,7 +247,7 @@ class LeakTests(PublicCase):
                 device.allocate(1 << 62)
             for name, span in itertools.product(calls.names, bad):
                 with suppress(Error):
-                    getattr(calls, name)(span)
+                    calls.run(name, span)
             device.synchronize()
 
         self.grows(backend, turn, self.allocations // 16)

@@ -19,22 +19,20 @@ from dlbridge.protocol import (
     SupportsStridedCopy,
 )
 
-from .backend_base import BackendCase, DeviceUnderTest, are_same, random_bytes
+from .backend_base import (
+    OPERATIONS,
+    RUNS,
+    BackendCase,
+    DeviceUnderTest,
+    are_same,
+    random_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-OPERATIONS = {
-    "copy": SupportsCopy,
-    "copy from another device": SupportsCopy,
-    "fill": SupportsFill,
-    "copy_strided": SupportsStridedCopy,
-    "copy_strided_from_host": SupportsStridedCopy,
-    "copy_strided_to_host": SupportsStridedCopy,
-    "copy_from_host": object,
-    "copy_to_host": object,
-}
+WORK = {**OPERATIONS, "copy from another device": SupportsCopy}
 """The kinds of work, and the capability that each needs."""
 
 
@@ -46,7 +44,6 @@ class Scene:
     """
 
     NBYTES = 4096
-    REGION = Region((4,), (1024,), 512)
 
     def __init__(self, mine: DeviceUnderTest, devices: Sequence[DeviceUnderTest]) -> None:
         self.mine = mine
@@ -73,23 +70,13 @@ class Scene:
 
     def later(self, operation: str) -> None:
         """The work of the kind in question."""
-        mine, region = self.mine, self.REGION
-        source, target = (mine.span(data, 0, region.extent) for data in (self.source, self.target))
-        whole = self.whole(self.target)
-        {
-            "copy": lambda: mine.copy(whole, self.whole(self.source)),
-            "copy from another device": lambda: mine.copy(whole, self.away),
-            "fill": lambda: mine.fill(self.target, 0, self.NBYTES, 2),
-            "copy_from_host": lambda: mine.upload(self.target, 0, self.host),
-            "copy_to_host": lambda: mine.download(self.source, 0, self.into),
-            "copy_strided": lambda: mine.copy_strided(target, region, source, region),
-            "copy_strided_from_host": lambda: mine.copy_strided(target, region, self.host, region),
-            "copy_strided_to_host": lambda: mine.copy_strided(self.into, region, source, region),
-        }[operation]()
+        source = self.whole(self.source) if operation in OPERATIONS else self.away
+        host = self.into if operation.endswith("to_host") else self.host
+        self.mine.run(operation, self.whole(self.target), source, host, RUNS)
 
     def result(self, operation: str) -> bytes:
         """What the later work has written first, once all is done."""
-        run = self.REGION.run_nbytes
+        run = RUNS.run_nbytes
         found = self.mine.read(self.target, 0, run)
         return bytes(self.into[:run]) if operation.endswith("to_host") else found
 
@@ -111,12 +98,12 @@ class OrderTests(BackendCase):
         assert first.stream != second.stream
         return first, second
 
-    @pytest.mark.parametrize("operation", OPERATIONS)
+    @pytest.mark.parametrize("operation", WORK)
     def test_work_is_on_its_stream(
         self, device: DeviceUnderTest, devices: list[DeviceUnderTest], operation: str
     ) -> None:
         """Each kind of work is done after the earlier work on the stream that it is given."""
-        self.need(device.backend, OPERATIONS[operation])
+        self.need(device.backend, WORK[operation])
         mine = self.each_stream(device)[-1]
         if mine is device:
             pytest.skip("there is one stream (make_stream)")
@@ -391,24 +378,18 @@ class OrderTests(BackendCase):
         for nbytes in (64, 1 << 20):
             self.blocks(device, Region((1,), (nbytes,), nbytes))
         if isinstance(device.backend, SupportsStridedCopy):
-            self.blocks(device, Region((16,), (8192,), 4096), strided=True)
+            self.blocks(device, Region((16,), (8192,), 4096), "copy_strided")
 
-    def blocks(self, device: DeviceUnderTest, region: Region, strided: bool = False) -> None:
+    def blocks(self, device: DeviceUnderTest, region: Region, kind: str = "copy") -> None:
         """Change the source of an upload, and look at the target of a download, at once."""
         content = random_bytes(region.extent)
-        data, source = device.filled(bytes(region.extent)), bytearray(content)
-        into, span = bytearray(region.extent), device.span(data, 0, region.extent)
+        source, into = bytearray(content), bytearray(region.extent)
+        span = device.span(device.filled(bytes(region.extent)), 0, region.extent)
         work = self.busy(device)
-        if strided:
-            device.copy_strided(span, region, memoryview(source), region)
-        else:
-            device.upload(data, 0, memoryview(source))
+        device.run(f"{kind}_from_host", span, span, memoryview(source), region)
         source[:] = bytes(len(source))
         again = self.busy(device)
-        if strided:
-            device.copy_strided(memoryview(into), region, span, region)
-        else:
-            device.download(data, 0, memoryview(into))
+        device.run(f"{kind}_to_host", span, span, memoryview(into), region)
         run = region.run_nbytes
         for at in range(0, region.extent, region.strides[0]):
             assert are_same(into[at : at + run], content[at : at + run])

@@ -439,7 +439,7 @@ CHUNK = 1 << 16
 MOST = 128 << 20
 
 
-@breaks("copy_from_host", "test_round_trip_of_chunks")
+@breaks("copy_from_host", "test_round_trip")
 def second_chunk_is_the_first(fake, real, target, source, stream):
     """Larger uploads are cut into chunks, and the second repeats the first."""
     for number, start in enumerate(range(0, target.nbytes, CHUNK)):
@@ -450,7 +450,7 @@ def second_chunk_is_the_first(fake, real, target, source, stream):
         real(part, piece, stream)
 
 
-@breaks("copy_to_host", "test_round_trip_of_chunks")
+@breaks("copy_to_host", "test_round_trip")
 def last_chunk_is_rounded(fake, real, source, into, stream):
     """Larger downloads are cut into chunks, and the last is rounded down to whole words."""
     for start in range(0, source.nbytes, CHUNK):
@@ -476,7 +476,7 @@ def pieces_in_the_wrong_place(fake, real, target, source, stream):
         real(to, piece, stream)
 
 
-@breaks("fill", "test_fill_of_chunks")
+@breaks("fill", "test_fill")
 def fill_stops_after_a_chunk(fake, real, target, value, stream):
     """A larger fill is cut into chunks, and only the first is filled."""
     fake.bytes_of(target)
@@ -495,7 +495,7 @@ def second_chunk_from_a_peer_is_the_first(fake, real, target, source, stream):
     return None
 
 
-@breaks("copy", "test_copy_of_chunks")
+@breaks("copy", "test_copy_inside")
 def chunks_of_copies_overlap(fake, real, target, source, stream):
     """Larger copies on the device are cut into chunks, each placed one byte too early."""
     for number, start in enumerate(range(0, target.nbytes, CHUNK)):
@@ -739,14 +739,14 @@ def lack_of_memory_is_another_error(fake, real, device_id, nbytes, *given):
     return real(device_id, nbytes, *given)
 
 
-@breaks("synchronize", "test_unknown_device_is_refused_by_streams")
+@breaks("synchronize", "test_unknown_device_is_refused")
 def synchronizes_no_device(fake, real, device_id, stream):
     """There is nothing to wait for on a device that does not exist."""
     if 0 <= device_id < 2:
         real(device_id, stream)
 
 
-@breaks("wait", "test_unknown_device_is_refused_by_streams")
+@breaks("wait", "test_unknown_device_is_refused")
 def waits_on_no_device(fake, real, device_id, stream, on):
     """The same for a stream that waits for another."""
     if stream != on:
@@ -1601,7 +1601,7 @@ def one_for_each_source(fake, real, device_id, nbytes, alignment, stream, conten
     return PlainAllocation(memory.data, nbytes, stream, owner=memory)
 
 
-@breaks("allocate", "test_memory_made_with_its_content_on_an_unknown_device", base=WithContent)
+@breaks("allocate", "test_unknown_device_is_refused", base=WithContent)
 def content_on_every_device(fake, real, device_id, nbytes, alignment, stream, content=None):
     """The device is not looked at."""
     return real(0 if content else device_id, nbytes, alignment, stream, content)
@@ -1643,7 +1643,7 @@ def trim_spoils_queued_work(fake, real, device_id):
     real(device_id)
 
 
-@breaks("trim", "test_trim_refuses_other_devices", base=Pooled)
+@breaks("trim", "test_unknown_device_is_refused", base=Pooled)
 def trims_every_device(fake, real, device_id):
     """A device that does not exist has nothing to give back."""
 
@@ -1727,7 +1727,7 @@ def exports_leak(fake, real, device_id, data):
     return real(device_id, data)
 
 
-@breaks("check_device", "test_exportable_memory_of_an_unknown_device", base=Exporting)
+@breaks("check_device", "test_unknown_device_is_refused", base=Exporting)
 def exports_of_any_device(fake, real, device_id):
     """The device is not looked at."""
 
@@ -1919,10 +1919,10 @@ ROWS = [
     ("takes_every_device", "allocate", "test_unknown_device_is_refused", Sound,
      "The number of a device that does not exist wraps around.",
      lambda fake, real, device_id, *given: real(device_id % 2, *given)),
-    ("current_stream_of_no_device", "current_stream", "test_unknown_device_is_refused_by_streams",
+    ("current_stream_of_no_device", "current_stream", "test_unknown_device_is_refused",
      Sound, "`current_stream` takes the number of every device.",
      lambda fake, real, device_id: real(device_id) if 0 <= device_id < 2 else 0),
-    ("streams_of_no_device", "normalize_stream", "test_unknown_device_is_refused_by_streams", Sound,
+    ("streams_of_no_device", "normalize_stream", "test_unknown_device_is_refused", Sound,
      "None is the default stream of every device.",
      lambda fake, real, device_id, stream: 0 if stream is None else real(device_id, stream)),
     ("one_memory_for_all", "allocate", "test_live_buffers_do_not_alias", Sound,
