@@ -264,7 +264,7 @@ class DeviceUnderTest:
         self.synchronize()
         return bytes(into)
 
-    def holds(self, data: int, content: bytes | memoryview, offset: int = 0) -> bool:
+    def holds(self, data: int, content: bytes | bytearray | memoryview, offset: int = 0) -> bool:
         """Whether these bytes are there once all work on the stream is done; as `are_same`."""
         return self.read(data, offset, len(content)) == content
 

@@ -139,31 +139,24 @@ class LeakTests(PublicCase):
                 seen[name].append(count())
         return seen, {name: slope(values) / each for name, values in seen.items()}
 
-    def test_many_allocations_leak_nothing(self, backend: Any, device: DeviceUnderTest) -> None:
-        """Memory and handles are back after each allocate, write and free."""
-
-        def turn() -> None:
-            data = device.allocate(16384)
-            device.write(data, 0, content)
-            device.free(data)
-
-        content = bytes(16384)
-        self.grows(backend, turn, self.allocations)
-
-    def test_memory_freed_by_other_threads_leaks_nothing(
-        self, backend: Any, device: DeviceUnderTest
+    @pytest.mark.parametrize("freed_by", ["this thread", "another thread"])
+    def test_many_allocations_leak_nothing(
+        self, backend: Any, device: DeviceUnderTest, freed_by: str
     ) -> None:
-        """The same where another thread frees, which may run any finalizer."""
+        """Memory and handles are back after each allocate, write and free."""
+        content, here = bytes(16384), freed_by == "this thread"
 
         def turn() -> None:
             data = device.allocate(16384)
             device.write(data, 0, content)
-            other.submit(device.free, data).result()
-            device.synchronize()
+            if here:
+                device.free(data)
+            else:
+                other.submit(device.free, data).result()
+                device.synchronize()
 
-        content = bytes(16384)
         with ThreadPoolExecutor(1) as other:
-            self.grows(backend, turn, self.allocations // 4)
+            self.grows(backend, turn, self.allocations // (1 if here else 4))
 
     @pytest.mark.parametrize("nbytes", [16, 4096, 1 << 16])
     def test_host_memory_is_let_go(self, device: DeviceUnderTest, nbytes: int) -> None:

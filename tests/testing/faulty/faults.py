@@ -865,7 +865,7 @@ def memory_of_tensors_leaks(fake, real, device_id, nbytes, *given):
     return made
 
 
-@breaks("at_end", "test_memory_freed_by_other_threads_leaks_nothing", base=Ends)
+@breaks("at_end", "test_many_allocations_leak_nothing", base=Ends)
 def kept_by_other_threads(fake, real, memory):
     """Memory goes back in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
@@ -946,7 +946,7 @@ def staging_of_tensors_is_shared(fake, real, target, source, stream):
     real(target, source, stream)
 
 
-@breaks("copy", "test_threads_copy_and_fill")
+@breaks("copy", "test_threads")
 def bounce_is_shared(fake, real, target, source, stream):
     """Copies on the device of all threads go through one buffer."""
     into, taken = fake.bytes_of(target, write=True), fake.bytes_of(source)
@@ -955,7 +955,7 @@ def bounce_is_shared(fake, real, target, source, stream):
     into[:] = ALL[: len(into)]
 
 
-@breaks("fill", "test_threads_copy_and_fill")
+@breaks("fill", "test_threads")
 def fill_value_is_shared(fake, real, target, value, stream):
     """The value of a fill lies in one place for all threads."""
     fake.value = value
@@ -1247,7 +1247,7 @@ def none_is_the_current_stream(fake, real, device_id, stream):
     return fake.current_stream(device_id) if stream is None else real(device_id, stream)
 
 
-@breaks("normalize_stream", "test_negative_streams")
+@breaks("normalize_stream", "test_forbidden_streams")
 def negative_streams_are_0(fake, real, device_id, stream):
     """Each negative number is as good as -1."""
     return -1 if isinstance(stream, int) and stream < 0 else real(device_id, stream)
@@ -1363,7 +1363,7 @@ described_wrong("native_is_float32", "Always float32.", "test_native_types", dty
 described_wrong("native_is_writable", "Never read-only.", "test_native_read_only", readonly=False)
 described_wrong("native_drops_owner", "Not kept.", "test_native_keeps_its_owner", owner=None)
 described_wrong("native_is_on_0", "On device 0.", "test_native_types", "from_native", device_id=0)
-described_wrong("native_begins_at_4", "Off.", "test_native_round_trip", "from_native", offset=4)
+described_wrong("native_begins_at_4", "Off.", "test_native_layouts", "from_native", offset=4)
 described_wrong("native_of_others_memory", "Off.", "test_native_objects_share_memory", offset=4)
 described_wrong("native_views_at_4", "Off.", "test_native_views", "from_native", offset=4)
 
@@ -1928,7 +1928,7 @@ ROWS = [
     ("one_memory_for_all", "allocate", "test_live_buffers_do_not_alias", Sound,
      "Every allocation is the same memory.", lambda fake, real, *given: of_all(fake, real(*given))),
     # Streams
-    ("synchronize_does_nothing", "synchronize", "test_synchronize_waits", Late,
+    ("synchronize_does_nothing", "synchronize", "test_synchronize_waits_for_long_work", Late,
      "`synchronize` is ``pass``.",
      lambda fake, real, device_id, stream: fake.stream(device_id, stream)),
     ("synchronize_returns_early", "synchronize", "test_the_source_may_change_or_go_at_once", Late,
@@ -1991,7 +1991,7 @@ ROWS = [
     # Memory made with its content, kept memory, memory for other processes
     ("trim_does_nothing", "trim", "test_trim_gives_memory_back", Pooled, "`trim` is ``pass``.",
      lambda fake, real, device_id: fake.check_device(device_id)),
-    ("trim_forgets", "trim", "test_trim_counts_nothing_as_freed", Pooled, "The table is emptied.",
+    ("trim_forgets", "trim", "test_trim_keeps_what_is_in_use", Pooled, "The table is emptied.",
      lambda fake, real, device_id: fake.table.clear()),
     ("exports_nothing", "memory_export_refusal", "test_exportable_memory_needs_the_rest", Exporting,
      "What was made for others is not given to them.",
