@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ELEMENTS = 40
 ITEMSIZE = 4
 
-LAYOUTS = {
+LAYOUTS: dict[str, tuple[Any, ...]] = {
     "whole": (0, (2, 3), None),
     "offset": (12, (2, 3), None),
     "rows": (0, (3, 2), (24, 4)),
@@ -33,8 +33,10 @@ LAYOUTS = {
     "transposed": (0, (3, 4), (4, 12)),
     "offset and strides": (20, (2, 3), (40, 8)),
     "one element": (36, (), ()),
+    "read-only": (0, (2, 3), None, True),
 }
-"""Offset (bytes), shape and strides (bytes) of arrays that a native object must not lose."""
+"""Offset (bytes), shape, strides (bytes) of arrays, and whether they are read-only: what a native
+object must not lose."""
 
 
 def unless_refused(make: Callable[[], object], reason: str = "") -> object | None:
@@ -114,31 +116,21 @@ class NativeTests(PublicCase, needs=SupportsNative):
 
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_native_layouts(self, device: DeviceUnderTest, layout: str) -> None:
-        """Offset, shape and strides are kept, or refused by an error that says why.
+        """Offset, shape, strides and read-only are kept, or refused by an error that says why.
 
         What begins at the memory's beginning and is compact is never refused.
         """
         backend = device.backend
         array, content = self.described(device, *LAYOUTS[layout])
-        native = unless_refused(lambda: backend.to_native(array))
+        native = unless_refused(lambda: backend.to_native(array), "read" if array.readonly else "")
         if native is None:
             assert layout != "whole"
             return
         again = backend.from_native(native)
         self.same(backend, again, array)
+        assert again.readonly or not array.readonly
         first = content[array.offset : array.offset + ITEMSIZE]
         assert device.read(again.data, again.offset, ITEMSIZE) == first
-
-    def test_native_read_only(self, device: DeviceUnderTest) -> None:
-        """Memory that must not be written stays read-only, or is refused."""
-        backend = device.backend
-        array, _ = self.described(device, 0, (2, 3), None, readonly=True)
-        native = unless_refused(lambda: backend.to_native(array), "read")
-        if native is None:
-            return
-        again = backend.from_native(native)
-        self.same(backend, again, array)
-        assert again.readonly is True
 
     def test_native_of_nothing(self, device: DeviceUnderTest) -> None:
         """An array without elements keeps its shape, or is refused."""

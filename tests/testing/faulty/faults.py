@@ -407,7 +407,7 @@ offset_of_bits("download_offset_of_16_bits", "copy_to_host", 16, "test_round_tri
 offset_of_bits("copy_offset_of_16_bits", "copy", 16, "test_copy_inside", sides=(0, 1))
 offset_of_bits("fill_offset_of_16_bits", "fill", 16, "test_fill")
 offset_of_bits("strided_offset_of_16_bits", "copy_strided", 16, "test_strided_copies")
-offset_of_bits("view_offset_of_16_bits", "host_view", 16, "test_host_view_reads", base=Shared)
+offset_of_bits("view_offset_of_16_bits", "host_view", 16, "test_host_views", base=Shared)
 offset_of_bits("upload_offset_of_20_bits", "copy_from_host", 20, "test_offsets_are_not_cut")
 offset_of_bits("download_offset_of_24_bits", "copy_to_host", 24, "test_offsets_are_not_cut")
 offset_of_bits("copy_offset_of_24_bits", "copy", 24, "test_offsets_are_not_cut", sides=(1,))
@@ -1360,7 +1360,7 @@ def described_wrong(name, doc, test, member="to_native", **wrong):
 described_wrong("native_forgets_offset", "It begins at 0.", "test_native_layouts", offset=0)
 described_wrong("native_forgets_strides", "In C order.", "test_native_layouts", strides=None)
 described_wrong("native_is_float32", "Always float32.", "test_native_types", dtype="float32")
-described_wrong("native_is_writable", "Never read-only.", "test_native_read_only", readonly=False)
+described_wrong("native_is_writable", "Never read-only.", "test_native_layouts", readonly=False)
 described_wrong("native_drops_owner", "Not kept.", "test_native_keeps_its_owner", owner=None)
 described_wrong("native_is_on_0", "On device 0.", "test_native_types", "from_native", device_id=0)
 described_wrong("native_begins_at_4", "Off.", "test_native_layouts", "from_native", offset=4)
@@ -1460,7 +1460,7 @@ def view_of(fake, span, stream):
     return view
 
 
-@breaks("host_view", "test_host_views_are_of_now", base=Shared)
+@breaks("host_view", "test_host_views", base=Shared)
 def read_only_views_are_kept(fake, real, span, writable, stream):
     """A read-only view is a copy, which the next one gets, too."""
     if writable:
@@ -1973,13 +1973,13 @@ ROWS = [
      "The same, as DLPack's consumers see it.",
      lambda fake, real, device_id, data, module: (device_id, data)),
     # Memory that host and device share
-    ("view_is_a_copy", "host_view", "test_host_view_writes", Shared,
+    ("view_is_a_copy", "host_view", "test_host_views", Shared,
      "The host writes to a copy of the memory.",
      lambda fake, real, span, writable, stream: view_of(fake, span, stream)),
     ("view_of_a_tensor_is_a_copy", "host_view", "test_host_view_of_a_tensor", Shared,
      "The same, as users see it.",
      lambda fake, real, span, writable, stream: view_of(fake, span, stream)),
-    ("view_forgets_offset", "host_view", "test_host_view_reads", Shared,
+    ("view_forgets_offset", "host_view", "test_host_views", Shared,
      "The view begins at the beginning of the memory.",
      lambda fake, real, span, writable, stream: real(cut(fake, span, 0), writable, stream)),
     ("view_waits_for_default_stream", "host_view", "test_host_view_waits_for_queued_work",
