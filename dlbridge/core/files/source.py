@@ -103,19 +103,25 @@ class Source:
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """*nbytes* bytes from *offset* on; fewer where the file ends."""
-        stream = self.stream()
-        stream.seek(offset)
-        return stream.read(nbytes)
+        found = bytearray(max(0, min(nbytes, self.size - offset)))
+        done = 0
+        while done < len(found):
+            done += self.read_some(offset + done, memoryview(found)[done:])
+        return bytes(found)
 
     def read_some(self, offset: int, into: memoryview) -> int:
-        """Fill *into* with bytes from *offset* on; how many there are."""
+        """Put bytes from *offset* on into *into*; how many, FileError if there are none."""
         if _has_preadv:
-            return os.preadv(self._file.fileno(), [into], offset)
-        with self._lock:
-            self._file.seek(offset)
-            return self._file.readinto(into) or 0
+            count = os.preadv(self._file.fileno(), [into], offset)
+        else:
+            with self._lock:
+                self._file.seek(offset)
+                count = self._file.readinto(into) or 0
+        if not count:
+            raise FileError(f"{self.path} ends at byte {offset}: {DAMAGED}")
+        return count
 
-    def stream(self, buffer: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedIOBase:
+    def stream(self, buffer: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
         """The file as a stream of its own, with its own position."""
         return io.BufferedReader(_Stream(self), buffer)
 
@@ -156,8 +162,10 @@ class _Content(Source):
     def _now(self) -> int:
         return self.size
 
-    def stream(self, buffer: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedIOBase:
-        return io.BytesIO(self._content)
+    def read_some(self, offset: int, into: memoryview) -> int:
+        part = self._content[offset : offset + len(into)]
+        into[: len(part)] = part
+        return len(part)
 
     def _map(self) -> np.ndarray[Any, Any]:
         return np.frombuffer(self._content, "u1")
@@ -192,8 +200,6 @@ class _Stream(io.RawIOBase):
         rest = max(0, self._source.size - self._position)
         part = memoryview(into).cast("B")[:rest]
         count = self._source.read_some(self._position, part) if part else 0
-        if part and not count:
-            raise FileError(f"{self._source.path} ends at byte {self._position}: {DAMAGED}")
         self._position += count
         return count
 
