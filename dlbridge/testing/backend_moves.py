@@ -31,6 +31,8 @@ DTYPES = [
     *("float16", "float32", "float64", "complex64", "complex128"),
 ]
 
+SHAPES: list[tuple[int, ...]] = [(), (1,), (0,), (3, 0, 2), (2, 3, 4, 5), (300_007,)]
+
 
 def numbers(shape: tuple[int, ...], dtype: str = "float32") -> Any:
     """An array whose neighbouring elements differ."""
@@ -107,12 +109,15 @@ class PublicCase(BackendCase):
 class MoveTests(PublicCase):
     """`to_device`, `empty`, `zeros` and `copy_`."""
 
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_to_device_and_back(self, where: str, dtype: str) -> None:
-        """Every type that numpy has."""
-        array = numbers((3, 5), dtype)
+    @pytest.mark.parametrize(
+        ("shape", "dtype"),
+        [((3, 5), dtype) for dtype in DTYPES] + [(shape, "float32") for shape in SHAPES],
+    )
+    def test_to_device_and_back(self, where: str, shape: tuple[int, ...], dtype: str) -> None:
+        """Every type that numpy has; no dimensions, no elements, odd sizes."""
+        array = numbers(shape, dtype)
         tensor = dlbridge.to_device(array, where, copy=True)
-        assert (str(tensor.device), str(tensor.dtype), tensor.shape) == (where, dtype, (3, 5))
+        assert (str(tensor.device), str(tensor.dtype), tensor.shape) == (where, dtype, shape)
         assert np.array_equal(on_host(tensor), array)
         assert np.array_equal(dlbridge.to_device(tensor, "cpu", copy=True).numpy(), array)
 
@@ -126,14 +131,6 @@ class MoveTests(PublicCase):
             back = dlbridge.to_device(tensor, "cpu", copy=True)
             assert (back.dtype, back.tobytes()) == (source.dtype, source.tobytes())
         assert dlbridge.to_device(bfloat16, where, copy=True)[2:5].tobytes() == codes[2:5].tobytes()
-
-    @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (2, 3, 4, 5), (300_007,)])
-    def test_shapes(self, where: str, shape: tuple[int, ...]) -> None:
-        """No dimensions, no elements, odd sizes."""
-        array = numbers(shape)
-        back = on_host(dlbridge.to_device(array, where, copy=True))
-        assert back.shape == shape
-        assert np.array_equal(back, array)
 
     def test_zeros_and_empty(self, where: str) -> None:
         """New memory, with and without content."""

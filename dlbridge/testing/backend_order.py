@@ -164,19 +164,24 @@ class OrderTests(BackendCase):
         del work
 
     def test_free_waits_for_queued_downloads(self, device: DeviceUnderTest) -> None:
-        """The host gets the bytes of before the free, whoever uses the memory then."""
+        """The host gets the bytes of before the free, whoever uses the memory then.
+
+        Also where the memory was last used on another stream than the one that it was made for:
+        dlbridge has written that stream to ``stream``.
+        """
         content, junk = random_bytes(1 << 20), memoryview(bytes(1 << 20))
         first, second = self.streams(device)
-        data, into = first.filled(content), bytearray(1 << 20)
-        work = self.busy(first)
-        first.download(data, 0, memoryview(into))
-        first.free(data)
-        for _ in range(3):
-            second.upload(second.allocate(1 << 20), 0, junk)
-        second.synchronize()
-        first.synchronize()
-        assert are_same(into, content)
-        del work
+        for maker, user, later in ((first, first, second), (device, first, device)):
+            data, into = maker.filled(content), bytearray(1 << 20)
+            work = self.busy(user)
+            user.download(data, 0, memoryview(into))
+            maker.free(data, last=user.stream)
+            for _ in range(3):
+                later.upload(later.allocate(1 << 20), 0, junk)
+            later.synchronize()
+            user.synchronize()
+            assert are_same(into, content), "other work has used the memory before"
+            del work
 
     def test_new_memory_is_of_its_stream(self, device: DeviceUnderTest) -> None:
         """``stream`` is the one that the memory was asked for on, until dlbridge writes it."""
@@ -187,32 +192,6 @@ class OrderTests(BackendCase):
             assert memory.offset == 0
             memory.stream = device.stream
             assert memory.stream == device.stream
-
-    def test_memory_ends_behind_its_last_stream(self, device: DeviceUnderTest) -> None:
-        """Memory that was last used on another stream than the one that it was made for.
-
-        dlbridge has written that stream to ``stream``; memory that is used again before the
-        work there is done would be overwritten, or overwrite.
-        """
-        nbytes, junk = 1 << 20, memoryview(bytes(1 << 20))
-        mine = self.each_stream(device)[-1]
-        if mine is device:
-            pytest.skip("there is one stream (make_stream)")
-        content, into = random_bytes(nbytes), bytearray(nbytes)
-        memory = device.backend.allocate(device.device_id, nbytes, 256, device.stream)
-        device.write(memory.data, 0, content)
-        work = self.busy(mine)
-        mine.download(memory.data, 0, memoryview(into))
-        memory.stream = mine.stream
-        del memory
-        for _ in range(3):
-            device.upload(device.allocate(nbytes), 0, junk)
-        device.synchronize()
-        mine.synchronize()
-        assert are_same(into, content), (
-            "other work has used the memory before the work on its own stream"
-        )
-        del work
 
     def test_wait_orders_two_streams(self, device: DeviceUnderTest) -> None:
         """Work after `wait` sees the results of all earlier work on the other stream.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge.protocol import SupportsCopy, SupportsFill, SupportsHostImport, SupportsHostView
+from dlbridge.protocol import SupportsCopy, SupportsFill
 
 from .backend_base import PAGES, DeviceUnderTest, are_same, catch, live_allocations, random_bytes
 from .backend_moves import PublicCase, numbers, on_host
@@ -254,19 +254,11 @@ class ThreadTests(PublicCase):
         """What makes one of the *kind*, or a skip with the reason that there is none."""
         backend: Any = device.backend
         device_id, stream = device.device_id, device.stream
-        given: tuple[Any, ...]
         if kind == "memory":
             return lambda: backend.allocate(device_id, 1000, 256, stream)
-        if kind == "host import":
-            self.need(backend, SupportsHostImport)
-            refusal = backend.host_import_refusal(device_id, address, PAGES, True)
-            given = device_id, address, PAGES, False, stream
-            function = backend.import_host
-        else:
-            self.need(backend, SupportsHostView)
-            span = device.span(device.filled(bytes(1000)), 0, 1000)
-            refusal, given = backend.host_view_refusal(device_id, span.data), (span, True, stream)
-            function = backend.host_view
-        if refusal:
-            pytest.skip(refusal)
-        return lambda: function(*given)
+        if kind == "host import" and device.can_import(address):
+            return lambda: backend.import_host(device_id, address, PAGES, False, stream)
+        span = device.span(device.filled(bytes(1000)), 0, 1000)
+        if kind == "host view" and device.can_view(span.data):
+            return lambda: backend.host_view(span, True, stream)
+        pytest.skip(f"{self.name}: there is no {kind} here")

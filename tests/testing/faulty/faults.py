@@ -467,7 +467,7 @@ def upload_stops_after_8_mib(fake, real, target, source, stream):
     real(target._replace(nbytes=most), source[:most], stream)
 
 
-@breaks("copy_from_host", "test_shapes")
+@breaks("copy_from_host", "test_to_device_and_back")
 def pieces_in_the_wrong_place(fake, real, target, source, stream):
     """A piece of a larger upload goes to the beginning."""
     for at in range(0, len(source), 4096):
@@ -1808,7 +1808,7 @@ class NotInstalled(Sound):
     name = "nobody"
 
 
-@found_by("test_import_opens_no_library")
+@found_by("test_import_needs_no_driver")
 class OpensAtImport(Sound):
     """The module opens the driver (tests/support/plugins/plugin_heavy.py)."""
 
@@ -1827,12 +1827,12 @@ class DriverImportedWithTheModule(Sound):
     """The package of the driver is imported with the backend's module (plugin_faulty.py)."""
 
 
-@found_by("test_import_opens_no_library")
+@found_by("test_import_needs_no_driver")
 class ImportStartsAThread(Sound):
     """The module starts a thread (plugin_faulty.py)."""
 
 
-@found_by("test_import_opens_no_library")
+@found_by("test_import_needs_no_driver")
 class ImportOpensASocket(Sound):
     """The module opens a connection (plugin_faulty.py)."""
 
@@ -1954,7 +1954,7 @@ ROWS = [
     ("every_stream_will_do", "normalize_stream", "test_forbidden_streams", Addresses,
      "The numbers that the standard forbids are the default stream.",
      lambda fake, real, device_id, stream: -1 if stream == -1 else 0),
-    ("behind_stream_0", "behind", "test_memory_ends_behind_its_last_stream", LatePooled,
+    ("behind_stream_0", "behind", "test_free_waits_for_queued_downloads", LatePooled,
      "Memory is used again behind the work on stream 0, and not behind that on its own.",
      lambda fake, real, memory: 0),
     # Native objects and foreign handles
