@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 import time
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,7 +27,6 @@ from .backend_base import (
     BackendCase,
     DeviceUnderTest,
     are_same,
-    catch,
     live_allocations,
     open_files,
     random_bytes,
@@ -278,9 +277,13 @@ class TrimTests(BackendCase, needs=SupportsTrim):
 
     def test_trim_in_threads(self, device: DeviceUnderTest) -> None:
         """While others allocate, copy and free."""
-        failures: list[BaseException] = []
         trims: list[None] = []
         stop = threading.Event()
+
+        def trim() -> None:
+            while not stop.is_set():
+                device.backend.trim(device.device_id)
+                trims.append(None)
 
         def work(seed: int) -> None:
             own = DeviceUnderTest(device.backend, device.device_id)
@@ -288,28 +291,19 @@ class TrimTests(BackendCase, needs=SupportsTrim):
             for _ in range(20):
                 data = own.filled(content)
                 seen = len(trims)  # of the next two one begins after this
-                while len(trims) < seen + 2 and not failures and not stop.is_set():
+                while len(trims) < seen + 2 and not trimmer.done():
                     time.sleep(0)
                 assert own.holds(data, content)
                 own.free(data)
 
-        def trim() -> None:
-            while not stop.is_set():
-                device.backend.trim(device.device_id)
-                trims.append(None)
-
-        trimmer, *workers = (
-            threading.Thread(target=catch, args=(failures, each), daemon=True)
-            for each in (trim, partial(work, 1), partial(work, 2))
-        )
-        for thread in (trimmer, *workers):
-            thread.start()
-        for thread in workers:
-            thread.join(self.patience)
-        stop.set()
-        trimmer.join(self.patience)
-        assert not any(thread.is_alive() for thread in (trimmer, *workers)), "a deadlock"
-        assert failures == []
+        with ThreadPoolExecutor(3) as threads:
+            trimmer = threads.submit(trim)
+            try:
+                for worker in [threads.submit(work, seed) for seed in (1, 2)]:
+                    worker.result(self.patience)
+            finally:
+                stop.set()
+            trimmer.result(self.patience)
 
 
 BLOCK = 5000
