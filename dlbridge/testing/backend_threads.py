@@ -5,16 +5,16 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import dlbridge
+from dlbridge.conformance.cases import in_threads
 from dlbridge.protocol import SupportsCopy, SupportsFill
 
-from .backend_base import PAGES, DeviceUnderTest, are_same, catch, live_allocations, random_bytes
+from .backend_base import PAGES, DeviceUnderTest, are_same, live_allocations, random_bytes
 from .backend_moves import PublicCase, numbers, on_host
 from .backend_process import is_silent
 
@@ -73,28 +73,22 @@ line of a call, and some to a line that holds a lock.
 
 def run_in_threads(work: Callable[[int], str | None]) -> None:
     """Fail for the failures of *work*, which gets its number in each of `THREADS` threads."""
-    failures: list[BaseException] = []
+    broken = "the barrier is broken"
 
-    def run(number: int) -> None:
-        failure = work(number)
-        assert not failure, f"thread {number}: {failure}"
+    def run(number: int) -> str | None:
+        try:
+            return work(number)
+        except threading.BrokenBarrierError:
+            return broken
 
-    threads = [
-        threading.Thread(target=catch, args=(failures, partial(run, number)))
-        for number in range(THREADS)
-    ]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)  # a gap between two steps shows in seconds, not in hours
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        failures = set(in_threads(THREADS, run)) - {None}
     finally:
         sys.setswitchinterval(interval)
     # A thread that fails breaks the barrier of the others: that says less.
-    first = [each for each in failures if not isinstance(each, threading.BrokenBarrierError)]
-    assert (first or failures) == []
+    assert (failures - {broken} or failures) == set()
 
 
 class ThreadTests(PublicCase):
