@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from dlbridge import DLDeviceType, protocol
+from dlbridge import protocol
 
 # The members that the core checks when it loads a backend; users never need these functions.
-from dlbridge.core.plugins.contract import CONTRACTS
+from dlbridge.core.plugins.contract import CONTRACTS, check_contract
 
 from .backend_base import SCENE, BackendCase, DeviceUnderTest, run_python
 
@@ -53,18 +53,6 @@ LIGHT = frozenset({"_cffi_backend", "cffi", "dlbridge", "pycparser", "typing_ext
 """Packages beside the standard library that a backend's module may import at once."""
 
 
-def parameters(function: Any) -> list[inspect.Parameter]:
-    """What *function* is called with, self apart."""
-    found = inspect.signature(function).parameters.values()
-    return [parameter for parameter in found if parameter.name != "self"]
-
-
-def is_optional(parameter: inspect.Parameter) -> bool:
-    """Whether a call need not give it."""
-    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return variable or parameter.default is not parameter.empty
-
-
 class ContractTests(BackendCase):
     """The properties that the registry and the plans need before any memory is used."""
 
@@ -73,24 +61,9 @@ class ContractTests(BackendCase):
         names = {point.name for point in entry_points(group=GROUP)}
         assert self.name in names, f"install the distribution: pip install -e . ({names})"
 
-    def test_api_is_ours(self, backend: Any) -> None:
-        """The backend was written for the version of the contract that this kit tests."""
-        assert backend.api == protocol.API
-
-    def test_name_and_device_type_match(self, backend: Any) -> None:
-        """DLPack's names belong to DLPack's device types, and the types to the names.
-
-        kDLExtDev (12) is the one for all others.
-        """
-        assert isinstance(backend.device_type, int)
-        assert 0 < backend.device_type < 2**31
-        known = {member.name[3:].lower(): member for member in DLDeviceType}
-        kind = known.get(self.name.replace("_", ""), DLDeviceType.kDLExtDev)
-        assert backend.device_type == kind
-
-    def test_there_is_a_device(self, backend: Any) -> None:
-        """A backend without a device raises BackendUnavailable instead."""
-        assert backend.device_count() >= 1
+    def test_contract(self, backend: Any) -> None:
+        """What dlbridge checks when it loads a backend: its version and type, members and facts."""
+        check_contract(backend, self.name, "the backend under test")
 
     def entry_point(self) -> EntryPoint:
         """The one that the registry would load."""
@@ -123,21 +96,6 @@ class ContractTests(BackendCase):
         cls = self.entry_point().load()
         assert isinstance(cls, type)
         inspect.signature(cls).bind()
-
-    @pytest.mark.parametrize("contract", CONTRACTS)
-    def test_signatures_are_the_contracts(self, backend: Any, contract: type) -> None:
-        """Same names in the same order: dlbridge may call either way. More may have defaults."""
-        if contract is not protocol.Backend:
-            self.need(backend, contract)
-        for name, declared in CONTRACTS[contract].items():
-            if declared is None:
-                continue
-            wanted, found = parameters(declared), parameters(getattr(backend, name))
-            same, more = found[: len(wanted)], found[len(wanted) :]
-            pairs = [[(each.name, each.kind) for each in side] for side in (same, wanted)]
-            assert pairs[0] == pairs[1], f"{contract.__name__}.{name}"
-            needed = [each.name for each in more if not is_optional(each)]
-            assert not needed, f"{contract.__name__}.{name}: dlbridge does not give {needed}"
 
     @pytest.mark.parametrize("capability", list(CONTRACTS)[1:])
     def test_no_capability_is_half_there(self, backend: Any, capability: type) -> None:

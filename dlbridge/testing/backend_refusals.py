@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dlbridge
+from dlbridge.core.dlpack.capsules import capsule_pointer
 from dlbridge.errors import DeviceError, DeviceLost, Error, ExchangeError
 from dlbridge.protocol import (
     ADDRESS_DEVICES,
@@ -130,13 +131,6 @@ print("all refused")
 """
 
 
-def data_field(capsule: object) -> Any:
-    """The field ``data`` of a legacy capsule's struct, where it is the first."""
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    return ctypes.c_void_p.from_address(pointer(capsule, b"dltensor"))
-
-
 class RefusalTests(PublicCase):
     """A request that cannot be right raises one of dlbridge's errors, and changes nothing."""
 
@@ -236,7 +230,8 @@ class RefusalTests(PublicCase):
         self.need(backend, SupportsForeignData)
         tensor = dlbridge.to_device(numbers((10,)), where, copy=True)
         capsule = tensor.__dlpack__()
-        field, own = data_field(capsule), tensor.operand().data
+        struct, own = capsule_pointer(capsule, b"dltensor"), tensor.operand().data
+        field = ctypes.c_void_p.from_address(struct)  # ``data`` is the first
         field.value = own ^ (1 << 40) ^ 2
         try:
             with pytest.raises(BufferError):

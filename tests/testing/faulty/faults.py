@@ -693,7 +693,7 @@ def copies_on_no_device_fail(fake, real, span, **write):
     return real(span, **write)
 
 
-@found_by("test_signatures_are_the_contracts")
+@found_by("test_contract")
 class NeedsMore(Sound):
     """A member needs a parameter that dlbridge does not give."""
 
@@ -708,14 +708,14 @@ class HalfACapability(Sound):
     memory_import_refusal = Exporting.memory_import_refusal
 
 
-@found_by("test_api_is_ours")
+@found_by("test_contract")
 class AnotherVersion(Sound):
     """It was written for another contract."""
 
     api = 1
 
 
-@found_by("test_name_and_device_type_match")
+@found_by("test_contract")
 class AnotherType(Sound):
     """A device type that DLPack gives to another name."""
 
@@ -1905,7 +1905,7 @@ ROWS = [
     ("fills_with_ones", "fill", "test_zeros_and_empty", Sound, "0 is taken for no value.",
      lambda fake, real, target, value, stream: real(target, value or 1, stream)),
     # Memory, and what a backend must refuse
-    ("no_device", "device_count", "test_there_is_a_device", Sound,
+    ("no_device", "device_count", "test_contract", Sound,
      "It should have said BackendUnavailable.", lambda fake, real: 0),
     ("nameless", "device_info", "test_device_info_has_a_name", Sound, "A device has no name.",
      lambda fake, real, device_id: {"memory": 1}),
