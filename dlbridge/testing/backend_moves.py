@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from dlbridge import DLDeviceType
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.plugins import registry
 from dlbridge.core.tensor.array_tensor import label_array
+from dlbridge.core.values.dtypes import NUMPY_OWN
 from dlbridge.protocol import ADDRESS_DEVICES, HOST_DEVICES, SupportsStreams
 
 from .backend_base import BackendCase, random_bytes
@@ -26,10 +28,7 @@ if TYPE_CHECKING:
 
     from .backend_base import DeviceUnderTest
 
-DTYPES = [
-    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-]
+DTYPES = sorted(NUMPY_OWN)
 
 SHAPES: list[tuple[int, ...]] = [(), (1,), (0,), (3, 0, 2), (2, 3, 4, 5), (300_007,)]
 
@@ -268,19 +267,14 @@ class ExchangeTests(PublicCase):
         array = numbers((6, 7))
         whole = dlbridge.to_device(array, where, copy=True)
         data, tensor = whole.operand().data, whole[1:, 2:5]
-        kept = tensor.data_ptr(), tensor.byte_offset, tensor.shape, tensor.strides, tensor.device
+        layout = attrgetter("byte_offset", "shape", "strides", "device")
+        kept = tensor.data_ptr(), layout(tensor)
         capsule = tensor.__dlpack__(max_version=version)
         again = dlbridge.from_dlpack(capsule)
         assert "used_dltensor" in repr(capsule)
         del whole, tensor, capsule
         gc.collect()
-        assert (
-            again.data_ptr(),
-            again.byte_offset,
-            again.shape,
-            again.strides,
-            again.device,
-        ) == kept
+        assert (again.data_ptr(), layout(again)) == kept
         assert data in lives.live()
         assert np.array_equal(on_host(again), array[1:, 2:5])
 
