@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib.metadata
 import importlib.resources
 import keyword
@@ -34,19 +35,6 @@ FILES = {
 
 OURS = frozenset(("cuda", "fake", "oneapi", "opencl", "rocm", "vulkan", "webgpu"))
 """Names whose distribution is one of dlbridge's own, installed or not."""
-
-CLASSES = frozenset(
-    (
-        "Any",
-        "DeviceMemoryError",
-        "ExchangeError",
-        "MemoryError",
-        "OverflowError",
-        "PlainAllocation",
-        "Span",
-    )
-)
-"""Names of classes in the skeleton's code, which its own class must not hide."""
 
 GUIDE = (
     "the page 'Writing a backend' of the documentation (writing-a-backend.html on the site,\n"
@@ -98,11 +86,12 @@ def write_skeleton(name: str, into: Path) -> Path:
             "handles; begin under a name of your own and change name and device_type later"
         )
     words = _words(name)
-    _refuse_taken_words(name, words["class_name"], words["distribution"])
     texts = {
-        place.format(package=words["package"]): Template(_template(name)).substitute(words)
-        for place, name in FILES.items()
+        place.format(package=words["package"]): Template(_template(file)).substitute(words)
+        for place, file in FILES.items()
     }
+    code = texts[f"{words['package']}/backend.py"]
+    _refuse_taken_words(name, words["class_name"], words["distribution"], code)
     folder = into / words["distribution"]
     try:
         folder.mkdir(parents=True)
@@ -122,9 +111,11 @@ def _template(name: str) -> str:
     return (TEMPLATES / f"{name}.txt").read_text("utf-8") if name else ""
 
 
-def _refuse_taken_words(name: str, class_name: str, distribution: str) -> None:
-    """ValueError if the skeleton's class or its distribution would be another's."""
-    if keyword.iskeyword(class_name) or class_name in CLASSES:
+def _refuse_taken_words(name: str, class_name: str, distribution: str, code: str) -> None:
+    """ValueError if the class in the skeleton's *code* or its distribution would be another's."""
+    if keyword.iskeyword(class_name) or any(
+        isinstance(node, ast.Name) and node.id == class_name for node in ast.walk(ast.parse(code))
+    ):
         raise ValueError(
             f"{name!r} would make a class {class_name}, which means something else in Python or "
             "in the skeleton; choose another name"

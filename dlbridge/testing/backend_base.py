@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import itertools
 import mmap
 import os
 import random
@@ -24,9 +25,11 @@ from dlbridge.protocol import (
     Span,
     SupportsCopy,
     SupportsDeviceInfo,
+    SupportsFill,
     SupportsHostImport,
     SupportsHostView,
     SupportsStreams,
+    SupportsStridedCopy,
 )
 
 if TYPE_CHECKING:
@@ -37,6 +40,20 @@ if TYPE_CHECKING:
 
 PAGES = 4 * mmap.PAGESIZE
 """Bytes of the host memory that is imported."""
+
+OPERATIONS = {
+    "copy": SupportsCopy,
+    "fill": SupportsFill,
+    "copy_strided": SupportsStridedCopy,
+    "copy_strided_from_host": SupportsStridedCopy,
+    "copy_strided_to_host": SupportsStridedCopy,
+    "copy_from_host": object,
+    "copy_to_host": object,
+}
+"""The members that work on memory, and the capability that each needs."""
+
+RUNS = Region((4,), (1024,), 512)
+"""Runs of a strided copy, in 4096 bytes."""
 
 
 SCENE = """
@@ -181,15 +198,44 @@ class DeviceUnderTest:
 
     def upload(self, data: int, offset: int, source: memoryview) -> None:
         """Enqueue a copy of all bytes of *source* to the device."""
-        self.backend.copy_from_host(self.span(data, offset, len(source)), source, self.stream)
+        self.copy(self.span(data, offset, len(source)), source)
 
     def download(self, data: int, offset: int, into: memoryview) -> None:
         """Enqueue a copy of ``len(into)`` bytes to the host."""
-        self.backend.copy_to_host(self.span(data, offset, len(into)), into, self.stream)
+        self.copy(into, self.span(data, offset, len(into)))
 
-    def copy(self, target: Span, source: Span) -> None:
-        """Enqueue a copy on the device, or from another device."""
-        self.backend.copy(target, source, self.stream)
+    def copy(self, target: Span | memoryview, source: Span | memoryview, *regions: Region) -> None:
+        """Enqueue a copy by the member for it; one of the sides may be host memory.
+
+        With *regions*, that of the target and that of the source, it is one of runs of bytes.
+        """
+        sides = list(itertools.zip_longest((target, source), regions))
+        member = "copy_strided" if regions else "copy"
+        if isinstance(source, memoryview):
+            member += "_from_host"
+        elif isinstance(target, memoryview):
+            member += "_to_host"
+            sides.reverse()
+        given: list[object] = []
+        for memory, region in sides:
+            if region is None:
+                given.append(memory)
+            elif isinstance(memory, memoryview):
+                given += memory[: region.extent], region
+            else:
+                given += memory._replace(nbytes=region.extent), region
+        getattr(self.backend, member)(*given, self.stream)
+
+    def run(
+        self, operation: str, target: Span, source: Span, host: memoryview, region: Region
+    ) -> None:
+        """Enqueue one of the `OPERATIONS`; *host* is the side that is the host's, if one is."""
+        if operation == "fill":
+            self.backend.fill(target, 2, self.stream)
+            return
+        to: Span | memoryview = host if operation.endswith("to_host") else target
+        origin: Span | memoryview = host if operation.endswith("from_host") else source
+        self.copy(to, origin, *((region, region) if "strided" in operation else ()))
 
     def fill(self, data: int, offset: int, nbytes: int, value: int) -> None:
         """Enqueue a fill with one byte value."""
@@ -206,26 +252,6 @@ class DeviceUnderTest:
         at = [view.data for view in self._views]
         del self._views[len(at) - 1 - at[::-1].index(address)]
 
-    def copy_strided(
-        self,
-        target: Span | memoryview,
-        target_region: Region,
-        source: Span | memoryview,
-        source_region: Region,
-    ) -> None:
-        """Enqueue a copy of runs of bytes; one of the sides may be host memory."""
-        if isinstance(target, memoryview):
-            self.backend.copy_strided_to_host(
-                source, source_region, target[: target_region.extent], target_region, self.stream
-            )
-        elif isinstance(source, memoryview):
-            host = source[: source_region.extent]
-            self.backend.copy_strided_from_host(
-                target, target_region, host, source_region, self.stream
-            )
-        else:
-            self.backend.copy_strided(target, target_region, source, source_region, self.stream)
-
     def write(self, data: int, offset: int, content: bytes) -> None:
         """Copy *content* (read-only, as many sources are) to the device, and wait."""
         self.upload(data, offset, memoryview(content))
@@ -238,7 +264,7 @@ class DeviceUnderTest:
         self.synchronize()
         return bytes(into)
 
-    def holds(self, data: int, content: bytes | memoryview, offset: int = 0) -> bool:
+    def holds(self, data: int, content: bytes | bytearray | memoryview, offset: int = 0) -> bool:
         """Whether these bytes are there once all work on the stream is done; as `are_same`."""
         return self.read(data, offset, len(content)) == content
 

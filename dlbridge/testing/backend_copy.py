@@ -8,9 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlbridge.protocol import Region, SupportsCopy, SupportsFill, SupportsStridedCopy
+from dlbridge.protocol import Region, SupportsCopy, SupportsStridedCopy
 
-from .backend_base import BackendCase, DeviceUnderTest, are_same, random_bytes
+from .backend_base import (
+    OPERATIONS,
+    RUNS,
+    BackendCase,
+    DeviceUnderTest,
+    are_same,
+    random_bytes,
+)
 from .backend_memory import CHUNKED
 
 SHAPE = (3, 4, 2, 3, 2, 2, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1)
@@ -21,6 +28,9 @@ GAPS = [(0, 0), (3, 6), (8, 0)], [(5, 0), (4, 8), (0, 0)]
 
 FAR = (1 << 16) + 5
 """An offset that does not fit into 16 bits."""
+
+PLACES = [(0, 0), (1, 0), (0, 3), (256, 4096), (FAR, 1), (1, FAR)]
+"""Offsets of the target and of the source."""
 
 
 def lengths(ndim: int) -> list[int]:
@@ -62,80 +72,61 @@ class CopyTests(BackendCase):
         far, nbytes = (1 << bits) + 8, 256
         if far + nbytes > (most := max(self.max_nbytes, self.huge_nbytes)):
             pytest.skip(f"no test allocates more than {most} bytes (huge_nbytes)")
-        head, content = random_bytes(nbytes, seed=1), random_bytes(nbytes, seed=2)
+        runs, head = Region((2,), (128,), 128), random_bytes(nbytes, seed=1)
         data, near = device.allocate(far + nbytes), device.allocate(nbytes)
+        there, here = device.span(data, far, nbytes), device.span(near, 0, nbytes)
         device.write(data, 8, head)
+        for seed, (operation, needs) in enumerate(OPERATIONS.items(), 2):
+            if not isinstance(device.backend, needs):
+                continue
+            content = random_bytes(nbytes, seed)
+            device.write(near, 0, content)
+            host = memoryview(bytearray(content))
+            if not operation.endswith("to_host"):
+                device.run(operation, there, here, host, runs)
+                want = b"\2" * nbytes if operation == "fill" else content
+                assert device.read(data, far, nbytes) == want, f"{operation}, to it"
+            if operation != "fill" and not operation.endswith("from_host"):
+                device.write(data, far, content[::-1])
+                device.run(operation, here, there, host, runs)
+                device.synchronize()
+                got = host if operation.endswith("to_host") else device.read(near, 0, nbytes)
+                assert got == content[::-1], f"{operation}, from it"
+            assert device.read(data, 8, nbytes) == head, f"{operation}: written at a cut offset"
 
-        def check(want: bytes, member: str) -> None:
-            assert device.read(data, far, nbytes) == want, member
-            assert device.read(data, 8, nbytes) == head, f"{member}: written at a cut offset"
-
-        device.write(data, far, content)
-        check(content, "copy_from_host or copy_to_host")
-        span, other = device.span(data, far, nbytes), device.span(near, 0, nbytes)
-        if isinstance(device.backend, SupportsFill):
-            device.fill(data, far, nbytes, 0x5A)
-            check(b"\x5a" * nbytes, "fill")
-        if isinstance(device.backend, SupportsCopy):
-            device.write(near, 0, content[::-1])
-            device.copy(span, other)
-            check(content[::-1], "copy to it")
-            device.write(near, 0, bytes(nbytes))
-            device.copy(other, span)
-            assert device.read(near, 0, nbytes) == content[::-1], "copy from it"
-        if isinstance(device.backend, SupportsStridedCopy):
-            runs = Region((2,), (128,), 128)
-            host = memoryview(bytearray(nbytes))
-            device.copy_strided(span, runs, memoryview(content), runs)
-            device.synchronize()
-            check(content, "copy_strided_from_host")
-            device.copy_strided(host, runs, span, runs)
-            device.synchronize()
-            assert host == content, "copy_strided_to_host"
-            device.copy_strided(other, runs, span, runs)
-            assert device.read(near, 0, nbytes) == content, "copy_strided"
-
-    @pytest.mark.parametrize("operation", ["upload", "download", "copy", "fill"])
+    @pytest.mark.parametrize("operation", ["copy_from_host", "copy_to_host", "copy", "fill"])
     def test_large_copies_are_not_cut(self, device: DeviceUnderTest, operation: str) -> None:
         """129 MiB, whose last bytes arrive like the first ones."""
-        backend, nbytes = device.backend, (129 << 20) + 5
+        self.need(device.backend, OPERATIONS[operation])
+        nbytes, first, last = (129 << 20) + 5, b"first", b"the last bytes"
         if nbytes > self.huge_nbytes:
             pytest.skip(f"no test allocates more than {self.huge_nbytes} bytes (huge_nbytes)")
-        data, marks = device.allocate(nbytes), (b"first", b"the last bytes")
-        if operation == "fill":
-            self.need(backend, SupportsFill)
-            device.fill(data, 0, nbytes, 7)
-            marks = b"\7" * 5, b"\7" * 14
-        elif operation == "upload":
-            host = bytearray(nbytes)
-            host[:5], host[-14:] = marks
-            device.upload(data, 0, memoryview(host))
-            device.synchronize()
+        target, source = (device.span(device.allocate(nbytes), 0, nbytes) for _ in range(2))
+        host = memoryview(bytearray(nbytes))
+        if operation == "copy_from_host":
+            host[:5], host[-14:] = first, last
         else:
-            device.write(data, 0, marks[0])
-            device.write(data, nbytes - 14, marks[1])
-        if operation == "copy":
-            self.need(backend, SupportsCopy)
-            source, data = data, device.allocate(nbytes)
-            device.copy(device.span(data, 0, nbytes), device.span(source, 0, nbytes))
-        if operation == "download":
-            host = bytearray(nbytes)
-            device.download(data, 0, memoryview(host))
-            device.synchronize()
+            device.write(source.data, 0, first)
+            device.write(source.data, nbytes - 14, last)
+        device.run(operation, target, source, host, RUNS)
+        device.synchronize()
+        if operation == "copy_to_host":
             seen = bytes(host[:5]), bytes(host[-14:])
         else:
-            seen = device.read(data, 0, 5), device.read(data, nbytes - 14, 14)
-        assert seen == marks
+            seen = device.read(target.data, 0, 5), device.read(target.data, nbytes - 14, 14)
+        assert seen == ((b"\2" * 5, b"\2" * 14) if operation == "fill" else (first, last))
 
-    @pytest.mark.parametrize("nbytes", [1, 3, 256, 4096, (1 << 20) + 3])
     @pytest.mark.parametrize(
-        ("offset", "source_offset"), [(0, 0), (1, 0), (0, 3), (256, 4096), (FAR, 1), (1, FAR)]
+        ("offset", "source_offset", "nbytes"),
+        [(*place, nbytes) for place in PLACES for nbytes in (1, 3, 256, 4096, (1 << 20) + 3)]
+        + [(to, 3, nbytes) for to, nbytes in CHUNKED],
     )
     def test_copy_inside(
-        self, device: DeviceUnderTest, nbytes: int, offset: int, source_offset: int
+        self, device: DeviceUnderTest, offset: int, source_offset: int, nbytes: int
     ) -> None:
         """Any offset of one buffer to any offset of another."""
         self.need(device.backend, SupportsCopy)
+        nbytes = min(nbytes, self.max_nbytes - 64)
         before = random_bytes(offset + nbytes + 3, seed=1)
         content = random_bytes(source_offset + nbytes + 3, seed=2)
         target, source = device.filled(before), device.filled(content)
@@ -158,7 +149,7 @@ class CopyTests(BackendCase):
             content[offset : offset + nbytes] = content[source_offset : source_offset + nbytes]
             assert device.read(data, 0, len(content)) == content
 
-    @pytest.mark.parametrize("nbytes", [4000, *CHUNKED])
+    @pytest.mark.parametrize("nbytes", [4000, *(nbytes for _, nbytes in CHUNKED)])
     def test_copy_between_devices(self, devices: list[DeviceUnderTest], nbytes: int) -> None:
         """Every device to every device, also in pieces that no chunk size divides."""
         self.need(devices[0].backend, SupportsCopy)
@@ -237,18 +228,16 @@ class CopyTests(BackendCase):
         region(want, to, strides, shape, run_nbytes)[...] = region(
             bytearray(source), at, source_strides, shape, run_nbytes
         )
-        into = memoryview(target) if function == "to_host" else device.filled(bytes(target))
-        origin = memoryview(source) if function == "from_host" else device.filled(source)
-        target_region = Region(tuple(shape), tuple(strides), run_nbytes)
-        source_region = Region(tuple(shape), tuple(source_strides), run_nbytes)
-        device.copy_strided(
-            into if isinstance(into, memoryview) else device.span(into, to, target_region.extent),
-            target_region,
-            origin
-            if isinstance(origin, memoryview)
-            else device.span(origin, at, source_region.extent),
-            source_region,
+        steps = strides, source_strides
+        regions = [Region(tuple(shape), tuple(each), run_nbytes) for each in steps]
+        data = device.filled(bytes(target))
+        into = device.span(data, to, regions[0].extent)
+        origin = device.span(device.filled(source), at, regions[1].extent)
+        device.copy(
+            memoryview(target) if function == "to_host" else into,
+            memoryview(source) if function == "from_host" else origin,
+            *regions,
         )
         device.synchronize()
-        got = bytes(target) if isinstance(into, memoryview) else device.read(into, 0, len(target))
+        got = bytes(target) if function == "to_host" else device.read(data, 0, len(target))
         return got, bytes(want)

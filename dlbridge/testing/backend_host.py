@@ -7,7 +7,6 @@ import itertools
 import mmap
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,16 +15,14 @@ from dlbridge.protocol import (
     ADDRESS_DEVICES,
     Region,
     SupportsCopy,
-    SupportsFill,
     SupportsHostImport,
     SupportsHostView,
-    SupportsStridedCopy,
 )
 
-from .backend_base import PAGES, BackendCase, DeviceUnderTest, are_same, random_bytes
+from .backend_base import OPERATIONS, PAGES, BackendCase, DeviceUnderTest, are_same, random_bytes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+VIEWED = [(0, 70_000), (1, 1), (3, 130), (4096, 904), ((1 << 16) + 3, 904)]
+"""Offset and size of host views."""
 
 
 class HostTests(BackendCase):
@@ -53,40 +50,22 @@ class HostTests(BackendCase):
                 device.host_view(device.span(data, 0, 9))
         assert device.read(data, 0, 9) == b"as before"
 
-    def test_host_view_reads(self, device: DeviceUnderTest) -> None:
-        """The host reads in place the bytes that the device wrote."""
-        content = random_bytes(70_000)
-        data = self.viewable(device, content)
-        for offset, nbytes in [(0, 70_000), (1, 1), (3, 130), (4096, 904), ((1 << 16) + 3, 904)]:
-            span = device.span(data, offset, nbytes)
-            address = device.host_view(span)
-            assert are_same(ctypes.string_at(address, nbytes), content[offset : offset + nbytes])
-            device.release_host_view(address)
-            assert device.holds(data, content)
-
-    def test_host_views_are_of_now(self, device: DeviceUnderTest) -> None:
-        """A view, read-only or not, has the bytes of when it was asked for, and not older ones."""
-        data = self.viewable(device, bytes(5000))
-        span = device.span(data, 0, 5000)
-        for writable in (False, True):
-            for seed in range(3):
-                content = random_bytes(5000, seed)
-                device.write(data, 0, content)
-                address = device.host_view(span, writable=writable)
-                assert are_same(ctypes.string_at(address, 5000), content)
-                device.release_host_view(address)
-
-    def test_host_view_writes(self, device: DeviceUnderTest) -> None:
-        """The device reads, after the end of the view, the bytes that the host wrote."""
-        want = bytearray(random_bytes(5000))
+    def test_host_views(self, device: DeviceUnderTest) -> None:
+        """The host has in place what the device wrote before, and the device then what it wrote."""
+        want = bytearray(70_000)
         data = self.viewable(device, bytes(want))
-        for offset, nbytes in [(3, 130), (4096, 904), (0, 5000)]:
-            want[offset : offset + nbytes] = content = random_bytes(nbytes, seed=offset)
-            span = device.span(data, offset, nbytes)
-            address = device.host_view(span, writable=True)
-            ctypes.memmove(address, content, nbytes)
+        for seed, (writable, (offset, nbytes)) in enumerate(
+            2 * list(itertools.product((False, True), VIEWED))  # no view has the bytes of the first
+        ):
+            want[:] = random_bytes(70_000, seed)
+            device.write(data, 0, bytes(want))
+            address = device.host_view(device.span(data, offset, nbytes), writable=writable)
+            assert are_same(ctypes.string_at(address, nbytes), want[offset : offset + nbytes])
+            if writable:
+                want[offset : offset + nbytes] = new = random_bytes(nbytes, -1 - seed)
+                ctypes.memmove(address, new, nbytes)
             device.release_host_view(address)
-            assert device.read(data, 0, 5000) == want
+            assert device.holds(data, want)
 
     def test_host_view_waits_for_queued_work(self, device: DeviceUnderTest) -> None:
         """No call of `synchronize` is needed; later work sees what the host wrote.
@@ -200,20 +179,13 @@ class HostTests(BackendCase):
             device.copy(other, span)
             assert device.holds(target, before)
         device.write(target, 0, bytes(PAGES))
-        writes: dict[str, Callable[[], object]] = {
-            "copy_from_host": lambda: device.write(data, offset, bytes(PAGES))
-        }
-        if isinstance(device.backend, SupportsCopy):
-            writes["copy"] = lambda: device.copy(span, other)
-        if isinstance(device.backend, SupportsFill):
-            writes["fill"] = lambda: device.fill(data, offset, PAGES, 0)
-        if isinstance(device.backend, SupportsStridedCopy):
-            run, host = Region((1,), (PAGES,), PAGES), memoryview(bytes(PAGES))
-            writes["copy_strided"] = lambda: device.copy_strided(span, run, other, run)
-            writes["copy_strided_from_host"] = lambda: device.copy_strided(span, run, host, run)
-        for member, write in writes.items() if self.refuses_writes else ():
+        host, run = memoryview(bytes(PAGES)), Region((1,), (PAGES,), PAGES)
+        writes = [each for each in OPERATIONS if not each.endswith("to_host")]
+        for member in writes if self.refuses_writes else ():
+            if not isinstance(device.backend, OPERATIONS[member]):
+                continue
             with suppress(Error):
-                write()
+                device.run(member, span, other, host, run)
                 device.synchronize()
             assert are_same(bytes(pages), before), (
                 f"{member} has written to a read-only import: `import_host` does not tell the "

@@ -18,17 +18,16 @@ import pytest
 
 import dlbridge
 from dlbridge.errors import Error
-from dlbridge.protocol import (
-    ADDRESS_DEVICES,
-    Region,
-    Span,
-    SupportsCopy,
-    SupportsFill,
-    SupportsStreams,
-    SupportsStridedCopy,
-)
+from dlbridge.protocol import ADDRESS_DEVICES, Span, SupportsStreams
 
-from .backend_base import PAGES, DeviceUnderTest, live_allocations, open_files
+from .backend_base import (
+    OPERATIONS,
+    PAGES,
+    RUNS,
+    DeviceUnderTest,
+    live_allocations,
+    open_files,
+)
 from .backend_moves import PublicCase, numbers, on_host
 from .backend_refusals import PART, Calls
 
@@ -140,31 +139,24 @@ class LeakTests(PublicCase):
                 seen[name].append(count())
         return seen, {name: slope(values) / each for name, values in seen.items()}
 
-    def test_many_allocations_leak_nothing(self, backend: Any, device: DeviceUnderTest) -> None:
-        """Memory and handles are back after each allocate, write and free."""
-
-        def turn() -> None:
-            data = device.allocate(16384)
-            device.write(data, 0, content)
-            device.free(data)
-
-        content = bytes(16384)
-        self.grows(backend, turn, self.allocations)
-
-    def test_memory_freed_by_other_threads_leaks_nothing(
-        self, backend: Any, device: DeviceUnderTest
+    @pytest.mark.parametrize("freed_by", ["this thread", "another thread"])
+    def test_many_allocations_leak_nothing(
+        self, backend: Any, device: DeviceUnderTest, freed_by: str
     ) -> None:
-        """The same where another thread frees, which may run any finalizer."""
+        """Memory and handles are back after each allocate, write and free."""
+        content, here = bytes(16384), freed_by == "this thread"
 
         def turn() -> None:
             data = device.allocate(16384)
             device.write(data, 0, content)
-            other.submit(device.free, data).result()
-            device.synchronize()
+            if here:
+                device.free(data)
+            else:
+                other.submit(device.free, data).result()
+                device.synchronize()
 
-        content = bytes(16384)
         with ThreadPoolExecutor(1) as other:
-            self.grows(backend, turn, self.allocations // 4)
+            self.grows(backend, turn, self.allocations // (1 if here else 4))
 
     @pytest.mark.parametrize("nbytes", [16, 4096, 1 << 16])
     def test_host_memory_is_let_go(self, device: DeviceUnderTest, nbytes: int) -> None:
@@ -200,26 +192,16 @@ class LeakTests(PublicCase):
         other = self.each_stream(device)[-1]
         whole, into = (device.span(data, 0, 4096) for data in (source, target))
         there = away.span(away.filled(bytes(4096)), 0, 4096)
-        region, host = Region((4,), (1024,), 512), memoryview(bytearray(4096))
-        taken, written = (device.span(data, 0, region.extent) for data in (source, target))
-        can = {
-            each: isinstance(backend, each)
-            for each in (SupportsCopy, SupportsFill, SupportsStreams, SupportsStridedCopy)
-        }
+        host = memoryview(bytearray(4096))
+        known = [each for each, needs in OPERATIONS.items() if isinstance(backend, needs)]
+        streams = isinstance(backend, SupportsStreams)
 
         def turn() -> None:
-            device.upload(source, 0, host)
-            if can[SupportsFill]:
-                device.fill(source, 0, 4096, 1)
-            if can[SupportsCopy]:
-                device.copy(into, whole)
+            for operation in known:
+                device.run(operation, into, whole, host, RUNS)
+            if "copy" in known:
                 device.copy(into, there)
-            if can[SupportsStridedCopy]:
-                device.copy_strided(written, region, taken, region)
-                device.copy_strided(host, region, taken, region)
-                device.copy_strided(written, region, host, region)
-            device.download(target, 0, host)
-            if can[SupportsStreams]:
+            if streams:
                 backend.wait(device.device_id, other.stream, device.stream)
                 backend.wait(device.device_id, device.stream, other.stream)
             device.synchronize()
@@ -258,7 +240,7 @@ class LeakTests(PublicCase):
                 device.allocate(1 << 62)
             for name, span in itertools.product(calls.names, bad):
                 with suppress(Error):
-                    getattr(calls, name)(span)
+                    calls.run(name, span)
             device.synchronize()
 
         self.grows(backend, turn, self.allocations // 16)

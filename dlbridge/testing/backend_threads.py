@@ -5,16 +5,16 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge.protocol import SupportsCopy, SupportsFill, SupportsHostImport, SupportsHostView
+from dlbridge.conformance.cases import in_threads
+from dlbridge.protocol import SupportsCopy, SupportsFill
 
-from .backend_base import PAGES, DeviceUnderTest, are_same, catch, live_allocations, random_bytes
+from .backend_base import PAGES, DeviceUnderTest, are_same, live_allocations, random_bytes
 from .backend_moves import PublicCase, numbers, on_host
 from .backend_process import is_silent
 
@@ -73,67 +73,46 @@ line of a call, and some to a line that holds a lock.
 
 def run_in_threads(work: Callable[[int], str | None]) -> None:
     """Fail for the failures of *work*, which gets its number in each of `THREADS` threads."""
-    failures: list[BaseException] = []
+    broken = "the barrier is broken"
 
-    def run(number: int) -> None:
-        failure = work(number)
-        assert not failure, f"thread {number}: {failure}"
+    def run(number: int) -> str | None:
+        try:
+            return work(number)
+        except threading.BrokenBarrierError:
+            return broken
 
-    threads = [
-        threading.Thread(target=catch, args=(failures, partial(run, number)))
-        for number in range(THREADS)
-    ]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)  # a gap between two steps shows in seconds, not in hours
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        failures = set(in_threads(THREADS, run)) - {None}
     finally:
         sys.setswitchinterval(interval)
     # A thread that fails breaks the barrier of the others: that says less.
-    first = [each for each in failures if not isinstance(each, threading.BrokenBarrierError)]
-    assert (first or failures) == []
+    assert (failures - {broken} or failures) == set()
 
 
 class ThreadTests(PublicCase):
     """Every member may be called from any thread, and from a finalizer."""
 
     def test_threads(self, backend: Any) -> None:
-        """Eight threads at once each get their own bytes back."""
+        """Eight threads at once each get their own bytes back, also of copies and of fills."""
 
         def work(number: int) -> str | None:
             device = DeviceUnderTest(backend, self.device_id)
             for turn in range(25):
-                content = random_bytes(1 + 997 * turn, number)
-                data = device.filled(content)
-                if device.read(data, 0, len(content)) != content:
-                    return f"turn {turn}: other bytes"
-                device.free(data)
-            return None
-
-        run_in_threads(work)
-
-    def test_threads_copy_and_fill(self, backend: Any) -> None:
-        """The same for copies on the device and fills: no thread gets the bytes of another."""
-        if not isinstance(backend, SupportsCopy) and not isinstance(backend, SupportsFill):
-            pytest.skip(f"{self.name} has neither SupportsCopy nor SupportsFill")
-
-        def work(number: int) -> str | None:
-            device = DeviceUnderTest(backend, self.device_id)
-            for turn in range(15):
                 nbytes = 1000 + 997 * turn
                 want = bytearray(random_bytes(nbytes, number))
                 data = device.filled(bytes(want))
+                if not device.holds(data, want):
+                    return f"turn {turn}: other bytes"
                 if isinstance(backend, SupportsCopy):
                     source, data = data, device.allocate(nbytes)
                     device.copy(device.span(data, 0, nbytes), device.span(source, 0, nbytes))
                 if isinstance(backend, SupportsFill):
                     device.fill(data, 7, 900, number + 1)
                     want[7:907] = bytes([number + 1]) * 900
-                if device.read(data, 0, nbytes) != want:
-                    return f"turn {turn}: other bytes"
+                if not device.holds(data, want):
+                    return f"turn {turn}: other bytes after a copy or a fill"
                 device.close()
             return None
 
@@ -269,19 +248,11 @@ class ThreadTests(PublicCase):
         """What makes one of the *kind*, or a skip with the reason that there is none."""
         backend: Any = device.backend
         device_id, stream = device.device_id, device.stream
-        given: tuple[Any, ...]
         if kind == "memory":
             return lambda: backend.allocate(device_id, 1000, 256, stream)
-        if kind == "host import":
-            self.need(backend, SupportsHostImport)
-            refusal = backend.host_import_refusal(device_id, address, PAGES, True)
-            given = device_id, address, PAGES, False, stream
-            function = backend.import_host
-        else:
-            self.need(backend, SupportsHostView)
-            span = device.span(device.filled(bytes(1000)), 0, 1000)
-            refusal, given = backend.host_view_refusal(device_id, span.data), (span, True, stream)
-            function = backend.host_view
-        if refusal:
-            pytest.skip(refusal)
-        return lambda: function(*given)
+        if kind == "host import" and device.can_import(address):
+            return lambda: backend.import_host(device_id, address, PAGES, False, stream)
+        span = device.span(device.filled(bytes(1000)), 0, 1000)
+        if kind == "host view" and device.can_view(span.data):
+            return lambda: backend.host_view(span, True, stream)
+        pytest.skip(f"{self.name}: there is no {kind} here")

@@ -201,11 +201,11 @@ class TensorFile(Mapping[str, _Array]):
         """
         entry = self._entry(name)
         with tally(self._progress, entry.nbytes) as report:
-            return self._place(entry, report)
+            return self._load(entry, report)
 
-    def _place(self, entry: Entry, report: Report) -> _Array:
-        tensor = _place(self._source, entry, self._device, self._copy, report)
-        array: _Array = _given(tensor, self._like, self._copy)
+    def _load(self, entry: Entry, report: Report) -> _Array:
+        tensor: Any = _place(_Way(self._source, entry, self._device, self._copy), report)
+        array: _Array = tensor if self._like is None else as_library(tensor, self._like, self._copy)
         return array
 
     def _entry(self, name: str) -> Entry:
@@ -224,13 +224,8 @@ class TensorFile(Mapping[str, _Array]):
         total = sum(entry.nbytes for entry in self._entries.values())
         with tally(self._progress, total) as report:
             for name, entry in self._entries.items():
-                self._loaded[name] = self._place(entry, report)
+                self._loaded[name] = self._load(entry, report)
         return self
-
-
-def _given(tensor: Tensor, like: object, copy: bool | None) -> Any:
-    """*tensor*, or an array of the library that *like* names."""
-    return tensor if like is None else as_library(tensor, like, copy)
 
 
 if TYPE_CHECKING:
@@ -342,7 +337,7 @@ def load(
         which can be written. False never does.
     progress : bool or callable, optional
         Called with ``(done, total)`` bytes, after each tensor and in long ones after
-        each 64 MiB; True shows a bar for 256 MiB and more.
+        each 64 MiB, or 1 MiB of compressed ones; True shows a bar for 256 MiB and more.
 
     Returns
     -------
@@ -400,15 +395,12 @@ def load(
         find_library(like)  # an error at once
     source = open_source(path)
     kind = _format_of(source)
-    if kind == "npy":
-        if names is not None:
-            raise ValueError(f"{source.path} holds one array without a name: leave names= out")
-        entry = npy.read_npy(source, wanted)
-        with tally(progress, entry.nbytes) as report:
-            tensor = _place(source, entry, where, copy, report)
-        return _given(tensor, like, copy)
+    if kind == "npy" and names is not None:
+        raise ValueError(f"{source.path} holds one array without a name: leave names= out")
     entries, metadata = _read(source, kind, wanted, raw)
     file = TensorFile[Any](source, entries, metadata, where, copy, progress, like)
+    if kind == "npy":
+        return file.read("")
     if names is None or names is False:
         return file
     return file._choose(file if names is True else names)
@@ -437,7 +429,9 @@ _MAGICS = {npy.MAGIC: "npy", **dict.fromkeys(npy.ZIP_MAGICS, "npz"), gguf.MAGIC:
 def _read(
     source: Source, kind: str, dtype: DType | None, raw: bool
 ) -> tuple[list[Entry], dict[str, str]]:
-    """The tensors of a file of several, and its metadata."""
+    """The tensors of a file, and its metadata."""
+    if kind == "npy":
+        return [npy.read_npy(source, dtype)], {}
     if kind == "npz":
         return npy.read_npz(source, dtype), {}
     if dtype is not None:
@@ -491,23 +485,21 @@ class _Way:
             record(plan)
 
 
-def _place(
-    source: Source, entry: Entry, target: Device, copy: bool | None, report: Report
-) -> Tensor:
-    """The tensor of *entry* on *target*; *copy* as in `dlbridge.load`."""
+def _place(way: _Way, report: Report) -> Tensor:
+    """The tensor where it is wanted."""
+    entry = way.entry
     if entry.problem:
         raise FileError(entry.problem)
-    way = _Way(source, entry, target, copy)
     found: Tensor | str
     if not entry.nbytes:
-        found = allocate(target, entry.dtype, way.shape, padded=entry.padded)
+        found = allocate(way.target, entry.dtype, way.shape, padded=entry.padded)
     else:
-        found = "copy=True was asked for" if copy is True else _in_place(way)
+        found = "copy=True was asked for" if way.copy is True else _in_place(way)
         if not isinstance(found, str):
             report(entry.nbytes)
-        elif copy is False:
+        elif way.copy is False:
             raise ExchangeError(
-                f"{name_of(source.path, entry.name)} cannot be used in place on {target}: "
+                f"{name_of(way.source.path, entry.name)} cannot be used in place on {way.target}: "
                 f"{found}; pass copy=None to allow a copy"
             )
         else:
@@ -582,14 +574,14 @@ def _copied(way: _Way, reason: str, report: Report) -> Tensor:
     entry, target = way.entry, way.target
     way.source.check_size()
     tensor = allocate(target, entry.dtype, way.shape, padded=entry.padded)
-    fill = _reader(way.source, entry)
+    fill = _reader(way.source, entry, report)
     if target.is_host:
-        _fill_host(fill, packed_bytes(operand_of(tensor)), report)
+        fill(packed_bytes(operand_of(tensor)))
     elif not why_no_host_view(operand_of(tensor)):
         with host_view(tensor) as viewed:
-            _fill_host(fill, packed_bytes(operand_of(viewed)), report)
+            fill(packed_bytes(operand_of(viewed)))
     else:
-        _fill_staged(fill, operand_of(tensor), report)
+        _fill_staged(fill, operand_of(tensor))
     way.ran("read", entry.nbytes, reason)
     return tensor
 
@@ -598,7 +590,7 @@ UNPACKED = 1 << 20
 """Bytes that zipfile makes at once."""
 
 
-def _reader(source: Source, entry: Entry) -> Callable[[memoryview], None]:
+def _reader(source: Source, entry: Entry, report: Report) -> Callable[[memoryview], None]:
     """What fills memory with the next bytes of a tensor, FileError if the file has them not.
 
     Those of a compressed member are unpacked.
@@ -608,33 +600,24 @@ def _reader(source: Source, entry: Entry) -> Callable[[memoryview], None]:
 
     def fill(into: memoryview) -> None:
         nonlocal stream
-        try:
-            if stream is None and entry.member:
-                stream = npy.open_member(source, entry)
-            elif stream is None:
-                stream = source.stream()
-                stream.seek(entry.offset)
-            for start in range(0, len(into), chunk):
-                part = into[start : start + chunk]
+        for start in range(0, len(into), chunk):
+            part = into[start : start + chunk]
+            try:
+                if stream is None:
+                    stream = npy.open_member(source, entry) if entry.member else source.stream()
+                    stream.seek(entry.offset)
                 if stream.readinto(part) != len(part):
                     raise EOFError("it ends too early")
-        except Exception as exc:
-            refuse(exc, f"{source.path}: member {entry.member!r} cannot be unpacked")
+            except Exception as exc:
+                refuse(exc, f"{source.path}: member {entry.member!r} cannot be unpacked")
+            report(len(part))
 
     return fill
 
 
-def _fill_host(fill: Callable[[memoryview], None], into: memoryview, report: Report) -> None:
-    for start in range(0, len(into), PIECE):
-        part = into[start : start + PIECE]
-        fill(part)
-        report(len(part))
-
-
-def _fill_staged(fill: Callable[[memoryview], None], target: Operand, report: Report) -> None:
+def _fill_staged(fill: Callable[[memoryview], None], target: Operand) -> None:
     buffer = np.empty(min(STAGED, target.nbytes), "u1")
     for start in range(0, target.nbytes, STAGED):
         part = buffer[: target.nbytes - start]
         fill(part.data)
         copy_elements(bytes_of(target, start, part.size), operand_of(wrap_array(part)))
-        report(part.size)

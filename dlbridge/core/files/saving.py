@@ -26,7 +26,7 @@ from dlbridge.core.values.text import with_article
 from dlbridge.errors import BackendUnavailable, ExchangeError, FileError
 
 from . import npy, safetensors
-from .source import name_of, printable
+from .source import is_text, name_of, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,7 +127,7 @@ def _import(path: str, given: dict[Any, Any]) -> dict[str, Tensor]:
     for name, array in given.items():
         if not isinstance(name, str):
             raise TypeError(f"{path}: the name of a tensor is a str, not {name!r}")
-        if not _is_text(name):
+        if not is_text(name):
             raise ValueError(f"{path}: the name {name!r} is not Unicode text; choose another")
         try:
             found[name] = _tensor(array)
@@ -144,15 +144,6 @@ def _tensor(array: Any) -> Tensor:
     except BackendUnavailable:  # its own library may bring it
         return to_device(array, "cpu")
     return tensor
-
-
-def _is_text(text: str) -> bool:
-    """Whether UTF-8 has it: a str can hold halves of characters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _write(file: Any, tensor: Tensor, report: Report) -> None:
@@ -200,7 +191,7 @@ def _check_metadata(path: str, metadata: Mapping[str, str] | None) -> None:
     for pair in (metadata or {}).items():
         if not all(isinstance(text, str) for text in pair):
             raise TypeError(f"{path}: metadata is a mapping of str to str, and has {pair!r}")
-        if not all(map(_is_text, pair)):
+        if not all(map(is_text, pair)):
             raise ValueError(f"{path}: the metadata {pair!r} is not Unicode text; change it")
 
 

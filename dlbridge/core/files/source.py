@@ -103,26 +103,23 @@ class Source:
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """*nbytes* bytes from *offset* on; fewer where the file ends."""
-        nbytes = max(0, min(nbytes, self.size - offset))
-        into = bytearray(nbytes)
-        self.read_into(offset, into)
-        return bytes(into)
+        found = bytearray(max(0, min(nbytes, self.size - offset)))
+        done = 0
+        while done < len(found):
+            done += self.read_some(offset + done, memoryview(found)[done:])
+        return bytes(found)
 
-    def read_into(self, offset: int, into: bytearray | memoryview) -> None:
-        """Fill *into*, which is flat, with the bytes from *offset* on."""
-        rest = memoryview(into)
-        while rest:
-            count = self._read_some(offset, rest)
-            if not count:
-                raise FileError(f"{self.path} ends at byte {offset}: {DAMAGED}")
-            offset, rest = offset + count, rest[count:]
-
-    def _read_some(self, offset: int, into: memoryview) -> int:
+    def read_some(self, offset: int, into: memoryview) -> int:
+        """Put bytes from *offset* on into *into*; how many, FileError if there are none."""
         if _has_preadv:
-            return os.preadv(self._file.fileno(), [into], offset)
-        with self._lock:
-            self._file.seek(offset)
-            return self._file.readinto(into) or 0
+            count = os.preadv(self._file.fileno(), [into], offset)
+        else:
+            with self._lock:
+                self._file.seek(offset)
+                count = self._file.readinto(into) or 0
+        if not count:
+            raise FileError(f"{self.path} ends at byte {offset}: {DAMAGED}")
+        return count
 
     def stream(self, buffer: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
         """The file as a stream of its own, with its own position."""
@@ -165,7 +162,7 @@ class _Content(Source):
     def _now(self) -> int:
         return self.size
 
-    def _read_some(self, offset: int, into: memoryview) -> int:
+    def read_some(self, offset: int, into: memoryview) -> int:
         part = self._content[offset : offset + len(into)]
         into[: len(part)] = part
         return len(part)
@@ -202,9 +199,9 @@ class _Stream(io.RawIOBase):
     def readinto(self, into: Any) -> int:
         rest = max(0, self._source.size - self._position)
         part = memoryview(into).cast("B")[:rest]
-        self._source.read_into(self._position, part)
-        self._position += len(part)
-        return len(part)
+        count = self._source.read_some(self._position, part) if part else 0
+        self._position += count
+        return count
 
 
 # What formats say of tensors, and the checks that all share -------------------------------
@@ -237,6 +234,15 @@ class Entry:
 def printable(path: str) -> str:
     """*path* for messages: names of files may have bytes that no terminal and no log can take."""
     return path if path.isprintable() else ascii(path)[1:-1]
+
+
+def is_text(text: str) -> bool:
+    """Whether UTF-8 has it: a str can hold halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def name_of(path: str, name: str) -> str:
@@ -276,12 +282,8 @@ def check_names(where: str, names: Iterable[str]) -> None:
     """FileError for a name that two tensors have, or that is not Unicode text."""
     seen: set[str] = set()
     for name in names:
-        try:
-            name.encode()
-        except UnicodeEncodeError as exc:
-            raise FileError(
-                f"{where}: the tensor name {name!r} is not Unicode text: {DAMAGED}"
-            ) from exc
+        if not is_text(name):
+            raise FileError(f"{where}: the tensor name {name!r} is not Unicode text: {DAMAGED}")
         if name in seen:
             raise FileError(f"{where}: two tensors have the name {name!r}: {DAMAGED}")
         seen.add(name)

@@ -23,9 +23,9 @@ from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.dtypes import DType, dtype as as_dtype, from_numpy
 from dlbridge.core.values.layout import (
-    are_whole_steps,
     compact_strides,
     reach,
+    strides_in_elements,
     why_impossible,
 )
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
@@ -365,14 +365,13 @@ def _strides(strides: object, shape: tuple[int, ...], itemsize: int) -> tuple[in
         )
     if 0 in shape:
         return None
-    if not are_whole_steps(shape, steps, itemsize):
+    found = strides_in_elements(shape, steps, itemsize)
+    if found is None:
         raise ExchangeError(
             f"__cuda_array_interface__: byte strides {strides!r} are not multiples of the item "
             f"size {itemsize}, which DLPack counts in"
         )
-    # A dimension of one element has no neighbours, so its stride may be anything.
-    pairs = zip(shape, steps, strict=True)
-    return tuple(0 if extent == 1 else step // itemsize for extent, step in pairs)
+    return found
 
 
 def _stream(interface: dict[str, Any]) -> int | None:

@@ -195,18 +195,22 @@ def _layout_of(x: Any, schema: _Schema) -> tuple[str, tuple[int, ...]]:
 
 
 def _way_out(x: Any, layout: str, schema: _Schema) -> str:
-    """What to pass instead of *x*, of elements of *layout*, in the words of pyarrow."""
+    """What to pass instead of *x*, of elements of *layout*, in the words of polars or pyarrow."""
     if origin_of(x).startswith("polars."):
-        return _way_out_of_polars(x, layout, schema)
-    array = _one_array(x)
-    if schema.metadata and (hasattr(x, "storage") or hasattr(x, "combine_chunks")):
-        array = f"{array}.storage"  # an extension type
-    if schema.dictionary:
-        return (
-            f"pass {array}.indices, or decode a dictionary of numbers: {array}.dictionary_decode()"
-        )
-    for start, way in _WAYS_OUT.items():
-        if layout.startswith(start):
+        if schema.dictionary or str(x.dtype).startswith(("Categorical", "Enum")):
+            return "pass x.to_physical()"
+        ways, array = _WAYS_OUT_OF_POLARS, "x"
+    else:
+        ways, array = _WAYS_OUT, _one_array(x)
+        if schema.metadata and (hasattr(x, "storage") or hasattr(x, "combine_chunks")):
+            array = f"{array}.storage"  # an extension type
+        if schema.dictionary:
+            return (
+                f"pass {array}.indices, or decode a dictionary of numbers: "
+                f"{array}.dictionary_decode()"
+            )
+    for starts, way in ways.items():
+        if layout.startswith(starts):
             return f"pass {way.replace('X', array)}"
     return "cast it to numbers"
 
@@ -232,43 +236,31 @@ def used_up(x: Any) -> str:
     return " (of x anew, if it is a stream that is read once only)" if is_stream(x) else ""
 
 
-def _way_out_of_polars(x: Any, layout: str, schema: _Schema) -> str:
-    """The same in the words of polars."""
-    if schema.dictionary or str(x.dtype).startswith(("Categorical", "Enum")):
-        return "pass x.to_physical()"
-    for start, way in _WAYS_OUT_OF_POLARS.items():
-        if layout.startswith(start):
-            return f"pass {way}"
-    return "cast it to numbers"
-
-
-_WAYS_OUT_OF_POLARS = {
-    "t": "x.to_physical()",
-    "d:": "x.cast(polars.Float64)",
-    "+s": "x.struct.field('name')",
-    **dict.fromkeys(("+l", "+L", "+vl", "+vL"), "x.explode()"),
-    "n": "x.cast(polars.Float64).fill_null(value)",
-    **dict.fromkeys(("u", "U", "vu"), "x.cast(polars.Categorical).to_physical()"),
-    **dict.fromkeys(("z", "Z", "vz"), "x.rank('dense')"),
-    "w:": "x.to_list()",  # Python's objects
+_WAYS_OUT_OF_POLARS: dict[tuple[str, ...], str] = {
+    ("t",): "X.to_physical()",
+    ("d:",): "X.cast(polars.Float64)",
+    ("+s",): "X.struct.field('name')",
+    ("+l", "+L", "+vl", "+vL"): "X.explode()",
+    ("n",): "X.cast(polars.Float64).fill_null(value)",
+    ("u", "U", "vu"): "X.cast(polars.Categorical).to_physical()",
+    ("z", "Z", "vz"): "X.rank('dense')",
+    ("w:",): "X.to_list()",  # Python's objects
 }
 
-_WAYS_OUT = {
-    **dict.fromkeys(
-        ("tdD", "tts", "ttm"), "X.cast('int32')"
-    ),  # pyarrow casts to the same size only
-    "tin": "numpy.array(X.to_pylist())",
-    "t": "X.cast('int64')",
-    "d:": "X.cast('float64')",
-    "+s": "X.field('name')",
-    "+m": "X.keys or X.items",
-    **dict.fromkeys(("+l", "+L", "+vl", "+vL"), "X.flatten()"),
-    "+u": "X.field(0), the first type of its elements",
-    "+r": "pyarrow.compute.run_end_decode(X)",
-    "n": "X.cast('float64').fill_null(value)",
-    **dict.fromkeys(("u", "U", "z", "Z", "w:", "v"), "X.dictionary_encode().indices"),
+_WAYS_OUT: dict[tuple[str, ...], str] = {
+    ("tdD", "tts", "ttm"): "X.cast('int32')",  # pyarrow casts to the same size only
+    ("tin",): "numpy.array(X.to_pylist())",
+    ("t",): "X.cast('int64')",
+    ("d:",): "X.cast('float64')",
+    ("+s",): "X.field('name')",
+    ("+m",): "X.keys or X.items",
+    ("+l", "+L", "+vl", "+vL"): "X.flatten()",
+    ("+u",): "X.field(0), the first type of its elements",
+    ("+r",): "pyarrow.compute.run_end_decode(X)",
+    ("n",): "X.cast('float64').fill_null(value)",
+    ("u", "U", "z", "Z", "w:", "v"): "X.dictionary_encode().indices",
 }
-"""The beginning of a format -> the way out of X (Arrow's C data interface: dates and times,
+"""The beginnings of a format -> the way out of X (Arrow's C data interface: dates and times,
 decimals, structs, maps, lists, unions, runs, nulls, texts and bytes)."""
 
 

@@ -15,7 +15,7 @@ from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import dtype as as_dtype
-from dlbridge.core.values.layout import are_whole_steps
+from dlbridge.core.values.layout import strides_in_elements
 from dlbridge.errors import Error, ExchangeError
 from dlbridge.protocol import NativeArray
 
@@ -85,12 +85,12 @@ def native_tensor(device: Device, array: NativeArray, x: Any) -> Tensor:
     dtype = as_dtype(array.dtype)
     strides = array.strides
     if strides:
-        if not are_whole_steps(array.shape, strides, dtype.itemsize):
+        strides = strides_in_elements(array.shape, strides, dtype.itemsize)
+        if strides is None:
             raise ExchangeError(
-                f"{origin_of(x)}: byte strides {strides} are not multiples of the item size "
+                f"{origin_of(x)}: byte strides {array.strides} are not multiples of the item size "
                 f"{dtype.itemsize}, which DLPack counts in; make a compact copy of it before"
             )
-        strides = tuple(step // dtype.itemsize for step in strides)
     memory = Memory(device, array.data, origin_of(x), array.owner)
     # Packed elements have no strides in bytes.
     flags = FLAG_SUBBYTE_PADDED if dtype.is_subbyte and strides is not None else 0

@@ -20,12 +20,14 @@ def compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def are_whole_steps(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
-    """Whether byte *strides* are whole elements; where no element has a neighbour, any are."""
+def strides_in_elements(
+    shape: Sequence[int], strides: Sequence[int], itemsize: int
+) -> tuple[int, ...] | None:
+    """Byte *strides* in elements; None if they are not whole, where an element has a neighbour."""
     for extent, step in zip(shape, strides, strict=False):
-        if step % itemsize and extent > 1:
-            return 0 in shape
-    return True
+        if step % itemsize and extent > 1 and 0 not in shape:
+            return None
+    return tuple([0 if step % itemsize else step // itemsize for step in strides])
 
 
 def reach(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
