@@ -85,31 +85,6 @@ def test_numpy(dtype, layout, route):  # C21, C22, C33, P26
     assert (back.dtype, back.tobytes()) == (array.dtype, array.tobytes())
 
 
-OF_TORCH = [name for name in LAYOUTS if "negative" not in name and "broadcast" not in name]
-TYPES = ["bool", "int64", "float32", "bfloat16", "complex64"]
-
-
-@pytest.mark.parametrize(("dtype", "layout", "route"), in_turn(TYPES, OF_TORCH, ROUTES))
-def test_torch(dtype, layout, route):  # C33, P26
-    torch = peer("torch")
-    shape, change = LAYOUTS[layout]
-    base = torch.from_numpy(values(shape, "float32" if dtype == "bfloat16" else dtype))
-    tensor = base.to(getattr(torch, dtype))
-    if layout == "transposed":
-        tensor = tensor.T
-    elif "permuted" in layout:
-        tensor = tensor.permute(4, 2, 0, 3, 1)
-    else:
-        tensor = change(tensor)
-    moved = tensor
-    for device in route:
-        moved = bridge.to_device(moved, device)
-        assert (moved.shape, moved.dtype) == (tuple(tensor.shape), bridge.dtype(dtype))
-    back = bridge.to_device(moved, "cpu", like="torch")
-    assert back.dtype is tensor.dtype
-    assert torch.equal(back, tensor)
-
-
 @pytest.mark.parametrize("device", ["cpu", "ext_dev:0", "ext_dev:1"])
 @pytest.mark.parametrize(
     ("value", "dtype"),
@@ -198,21 +173,6 @@ def test_packed_elements_with_strides_are_refused():  # C31
 # copy=
 
 
-@pytest.mark.parametrize("device", ["cpu", "ext_dev:0"])
-def test_copy_true_never_shares(device):  # C34, P21
-    source = bridge.to_device(values((3, 4)), device)
-    moved = bridge.to_device(source, device, copy=True)
-    bridge.copy_(moved, np.zeros((3, 4), "float32"))
-    assert source.tolist() == values((3, 4)).tolist()
-
-
-def test_a_copy_of_a_readonly_tensor_is_writable():  # P25
-    raw = Producer((4,), flags=FLAG_READ_ONLY)
-    for device in ("cpu", "ext_dev:0"):
-        assert not bridge.to_device(raw, device, copy=True).readonly
-    assert bridge.to_device(raw, "cpu").readonly
-
-
 EMPTY = {
     "numpy": lambda dtype: np.frombuffer(b"", dtype).reshape(0, 3),
     "a slice": lambda dtype: np.frombuffer(bytes(16), dtype)[:0],
@@ -289,12 +249,6 @@ def test_copy_false_names_the_step_that_would_copy(source, target, said):  # C35
     assert "pass copy=None" in str(caught.value)
 
 
-def test_copy_false_where_nothing_is_copied():  # C35
-    for device in ("cpu", "ext_dev:1"):
-        tensor = on(device)
-        assert bridge.to_device(tensor, device, copy=False) is tensor
-
-
 @pytest.mark.parametrize("copy", [1, "no", 0])
 def test_copy_is_a_bool_or_none(copy):  # P24
     takes = (bridge.to_device, bridge.explain, bridge.asarray, bridge.from_dlpack)
@@ -316,22 +270,6 @@ def test_the_stream_that_is_copied_on(backend):  # S-rows: the backend knows its
     assert moved.tolist() == [0, 1, 2, 3]
     assert bridge.to_device(values((4,)), f"{NAME}:1", stream=stream.handle).shape == (4,)
     assert moved.to_device("cpu").tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("device", "stream", "error"),
-    [
-        ("ext_dev:0", "main", TypeError),
-        ("ext_dev:0", True, TypeError),
-        ("ext_dev:0", 12345, ValueError),
-        ("ext_dev:0", -1, ValueError),
-        ("cpu", 7, ValueError),
-        ("cpu", True, TypeError),
-    ],
-)
-def test_what_is_no_stream(device, stream, error):
-    with pytest.raises(error, match="stream"):
-        bridge.to_device(values((4,)), device, stream=stream)
 
 
 # Devices
