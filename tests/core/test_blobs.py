@@ -19,7 +19,7 @@ import pytest
 from interrupted import Alarm, handled
 from peers import peer
 from scripts import run_script
-from stream_backend import Pinned, Streams, installed
+from stream_backend import Streams, installed
 
 import dlbridge as bridge
 from dlbridge.core import blobs
@@ -468,23 +468,6 @@ def test_from_blob_that_fails_leaves_the_memory_alone(reported):
     assert (calls, reported) == ([], [])
 
 
-def test_in_the_order_of_the_last_users():
-    calls = []
-    tensors = [
-        bridge.from_blob(AT + 16 * n, 3, "uint8", deleter=lambda data, n=n: calls.append(n))
-        for n in range(9)
-    ]
-    arrays = [np.from_dlpack(t) for t in tensors]
-    tensors.reverse()
-    del tensors
-    for n in (3, 1, 4, 0, 5, 2, 6):
-        arrays[n] = None
-    assert calls == [3, 1, 4, 0, 5, 2, 6]
-    arrays[8] = None
-    arrays[7] = None
-    assert calls[7:] == [8, 7]
-
-
 def test_an_owner_that_has_the_tensor_keeps_itself():
     """numpy does not show the collector what an array keeps; docs/howto/bring-your-pointer.md."""
     calls = []
@@ -512,17 +495,6 @@ def test_what_a_deleter_raises_is_reported(kind, reported):
     ((error, place),) = reported
     assert type(error) is kind
     assert place == f"the deleter {delete!r} of dlbridge.from_blob"
-    reported.clear()
-
-
-def test_what_cannot_be_called_so_is_reported(reported):
-    class NoArgument:
-        def __call__(self):
-            pytest.fail("called")
-
-    bridge.from_blob(AT, 3, "uint8", deleter=NoArgument())
-    ((error, _),) = reported
-    assert "positional argument" in str(error)
     reported.clear()
 
 
@@ -650,13 +622,6 @@ def test_a_wait_that_fails_is_reported(streams, reported, monkeypatch):
         "the wait for the work on memory of dlbridge.from_blob",
     )
     reported.clear()
-
-
-def test_pinned_memory():
-    with installed("cuda_host", Pinned()):
-        tensor = bridge.from_blob(AT, 12, "float32", device="cuda_host:0")
-        assert tensor.tolist() == FLOATS.tolist()
-        assert tensor.__dlpack_device__() == (3, 0)
 
 
 def test_handles():

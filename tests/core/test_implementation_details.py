@@ -260,13 +260,6 @@ def test_each_detail_has_its_place_and_its_test(detail):
     assert all(detail), "each says what, why and since when"
 
 
-def test_the_reader_of_the_table_sees_what_is_missing():
-    assert not place_exists("core/tensor/tensor.py: NoSuchClass")
-    assert not place_exists("core/tensor/no_such.py: Tensor")
-    assert not has_test("tests/core/test_implementation_details.py::test_no_such")
-    assert not has_test("tests/core/test_no_such.py::test_object_at")
-
-
 # CPython ------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import gc
 import mmap
-from multiprocessing import shared_memory
 
 import numpy as np
 import pytest
@@ -160,21 +159,6 @@ def test_mmap(tmp_path):
             mapped.close()  # somebody looks at it still
         del tensor
         gc.collect()
-
-
-def test_shared_memory_stays_open_while_it_is_looked_at():
-    shared = shared_memory.SharedMemory(create=True, size=64)
-    try:
-        tensor = bridge.asarray(shared.buf)
-        with pytest.raises(BufferError):
-            shared.close()
-        bridge.copy_(tensor, np.full(tensor.shape, 7, "u1"))
-        assert tensor.tolist() == [7] * tensor.size
-        del tensor
-        gc.collect()
-    finally:
-        shared.close()
-        shared.unlink()
 
 
 def test_shared_memory_under_a_torch_view():

@@ -10,7 +10,6 @@ import pytest
 from cells import numbers as aligned
 from expected import backend_or_skip
 from peers import peer
-from scripts import run_script
 
 import dlbridge
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
@@ -91,14 +90,6 @@ def test_shares_memory(like, kind):  # C39
     assert address(result) == array.ctypes.data
     assert np.array_equal(values(result), array)
     assert not library_step(dlbridge.from_dlpack(array), like, False)[0]
-
-
-@pytest.mark.parametrize("like", LIBRARIES)
-@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1, 4, 1)])
-def test_odd_shapes(like, shape):  # P27, P29
-    result = as_library(dlbridge.from_dlpack(aligned(shape)), like, False)
-    assert tuple(result.shape) == shape
-    assert values(result).tolist() == aligned(shape).tolist()
 
 
 # Naming a library -----------------------------------------------------------------
@@ -594,26 +585,6 @@ def test_errors_of_a_library_are_chained():
     with pytest.raises(ExchangeError, match=r"refuses dlbridge\.Tensor.*a bug") as caught:
         as_library(dlbridge.from_dlpack(aligned((4,))), broken, None)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-
-@pytest.mark.parametrize("like", FOREIGN)
-def test_nothing_leaks(like):
-    array = aligned((4,))
-    result = as_library(dlbridge.from_dlpack(array), like, False)
-    del result
-    before = sys.getrefcount(array)
-    for _ in range(100):
-        as_library(dlbridge.from_dlpack(array), like, False)
-    assert sys.getrefcount(array) == before
-
-
-def test_importing_it_imports_no_library():
-    run_script(
-        """
-        import sys, dlbridge.core.libraries.like
-        assert not {"numpy", "torch", "jax", "tvm_ffi"} & set(sys.modules)
-        """
-    )
 
 
 @pytest.mark.parametrize(

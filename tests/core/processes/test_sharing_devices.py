@@ -134,23 +134,6 @@ def test_odd_sizes(device, other):
         assert other(other_side.described, part) == other_side.described(part)
 
 
-def test_filled_in_place(device, other):
-    t = bridge.empty((4, 256), "f4", device, shared=True)
-    assert (values(t) == 0).all()
-    bridge.copy_(t, VALUES)
-    other(other_side.scale, t, 3)
-    assert (values(t) == 3 * VALUES).all()
-    assert bridge.share(t) is t
-
-
-def test_from_the_devices_other_memory(device, other):
-    """One copy, and the same device."""
-    t = bridge.share(bridge.to_device(VALUES, device, copy=True))
-    assert str(t.device) == device
-    other(other_side.scale, t, 3)
-    assert (values(t) == 3 * VALUES).all()
-
-
 def test_nothing_grows(device, other):
     """50 tensors that go there and back: descriptors, and the backends' memory."""
     name = device.partition(":")[0]

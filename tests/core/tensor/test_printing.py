@@ -170,18 +170,3 @@ def test_repr_in_a_child_and_of_a_device_without_a_backend():
         assert os.waitpid(pid, 0)[1] == 0
         """
     )
-
-
-def test_repr_of_memory_that_no_backend_serves():
-    from raw_producer import Producer
-
-    tensor = bridge.from_dlpack(Producer(device=(9, 0)))
-    assert "vpi:0" in repr(tensor)
-    assert "cannot be shown" in str(tensor)
-
-
-def test_repr_with_a_pending_exception():
-    tensor = bridge.ones(3, device="ext_dev:0")
-    with pytest.raises(ValueError, match="ext_dev:0") as told:
-        raise ValueError(repr(tensor))
-    assert told.value.__context__ is None
