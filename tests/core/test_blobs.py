@@ -260,62 +260,49 @@ def test_a_function_of_ctypes_that_would_get_half_an_address():
     blobs._check_deleter(free, AT)
 
 
-C_DELETERS = {
-    "a pointer of cffi": (
-        lambda: FFI.cast("void(*)(void *)", 4096),
-        AT,
-        r"takes a void \*, .*ffi\.cast\('void \*'",
-    ),
-    "a pointer of cffi, data of ctypes": (
-        lambda: FFI.cast("void(*)(void *)", 4096),
-        ctypes.c_void_p(AT),
-        r"ffi\.cast\('void \*'",
-    ),
-    "NULL of cffi": (lambda: FFI.cast("void(*)(void *)", 0), AT, "is NULL"),
-    "NULL of ctypes": (lambda: ctypes.CFUNCTYPE(None, ctypes.c_void_p)(0), AT, "is NULL"),
-    "two arguments of cffi": (
-        lambda: FFI.cast("void(*)(void *, int)", 4096),
-        AT,
-        "takes 2 arguments",
-    ),
-    "two arguments of ctypes": (
-        lambda: ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(4096),
-        AT,
-        "takes 2 arguments",
-    ),
-    "half an address of cffi": (
-        lambda: FFI.cast("void(*)(int)", 4096),
-        AT | 1 << 40,
-        "int, which has 32 of the 64 bits",
-    ),
-    "half an address of ctypes": (
-        lambda: ctypes.CFUNCTYPE(None, ctypes.c_uint32)(4096),
-        AT | 1 << 40,
-        "c_uint, which has 32 of the 64 bits",
-    ),
-}
+def of_cffi(kind, address=4096):
+    return FFI.cast(kind, address)
 
 
-@pytest.mark.parametrize("name", C_DELETERS)
-def test_a_function_of_c_that_cannot_get_the_data(name):
-    make, data, words = C_DELETERS[name]
-    with pytest.raises(TypeError, match=words):
-        bridge.from_blob(data, 1, "uint8", deleter=make())
+def of_ctypes(*kinds, address=4096):
+    return ctypes.CFUNCTYPE(None, *kinds)(address)
+
+
+HIGH = AT | 1 << 40
 
 
 @pytest.mark.parametrize(
-    ("function", "data"),
+    ("deleter", "data", "words"),
     [
-        (FFI.cast("void(*)(uintptr_t)", 4096), AT | 1 << 40),
-        (FFI.cast("void(*)(void *)", 4096), FFI.cast("char *", AT)),
-        (ctypes.CFUNCTYPE(None, ctypes.c_void_p)(4096), AT | 1 << 40),
-        (ctypes.CFUNCTYPE(None, ctypes.c_uint64)(4096), AT | 1 << 40),
-        (ctypes.CFUNCTYPE(None, ctypes.c_uint32)(4096), 7),  # a handle
+        (of_cffi("void(*)(void *)"), AT, r"takes a void \*, .*ffi\.cast\('void \*'"),
+        (of_cffi("void(*)(void *)"), ctypes.c_void_p(AT), r"ffi\.cast\('void \*'"),
+        (of_cffi("void(*)(void *)", 0), AT, "is NULL"),
+        (of_ctypes(ctypes.c_void_p, address=0), AT, "is NULL"),
+        (of_cffi("void(*)(void *, int)"), AT, "takes 2 arguments"),
+        (of_ctypes(ctypes.c_void_p, ctypes.c_int), AT, "takes 2 arguments"),
+        (of_cffi("void(*)(int)"), HIGH, "int, which has 32 of the 64 bits"),
+        (of_ctypes(ctypes.c_uint32), HIGH, "c_uint, which has 32 of the 64 bits"),
+    ],
+    ids=name_of,
+)
+def test_a_function_of_c_that_cannot_get_the_data(deleter, data, words):
+    with pytest.raises(TypeError, match=words):
+        bridge.from_blob(data, 1, "uint8", deleter=deleter)
+
+
+@pytest.mark.parametrize(
+    ("deleter", "data"),
+    [
+        (of_cffi("void(*)(uintptr_t)"), HIGH),
+        (of_cffi("void(*)(void *)"), FFI.cast("char *", AT)),
+        (of_ctypes(ctypes.c_void_p), HIGH),
+        (of_ctypes(ctypes.c_uint64), HIGH),
+        (of_ctypes(ctypes.c_uint32), 7),  # a handle
     ],
     ids=["uintptr_t", "cffi", "void *", "uint64", "handle"],
 )
-def test_a_function_of_c_that_gets_the_data(function, data):
-    blobs._check_deleter(function, data)
+def test_a_function_of_c_that_gets_the_data(deleter, data):
+    blobs._check_deleter(deleter, data)
 
 
 # The layout ---------------------------------------------------------------------

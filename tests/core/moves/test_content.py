@@ -50,10 +50,8 @@ class Makes(Fake):
 
 
 @pytest.fixture
-def plugin(monkeypatch):
-    monkeypatch.setitem(registry._registered, NAME, Makes)
-    yield bridge.backend(NAME)
-    registry.LOADED.pop(NAME, None)
+def plugin(register):
+    return register(NAME, Makes)
 
 
 def there(tensor):

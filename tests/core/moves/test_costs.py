@@ -9,7 +9,6 @@ import pytest
 from dlbridge_fake import Fake
 
 import dlbridge as bridge
-from dlbridge.core.plugins import registry
 
 NAME = "costs_of_a_test"
 DEVICE = f"{NAME}:0"
@@ -64,17 +63,13 @@ class CopiesRuns:
 
 
 @pytest.fixture
-def regions(monkeypatch):
-    monkeypatch.setitem(registry._registered, NAME, CopiesRegions)
-    yield bridge.backend(NAME)
-    registry.LOADED.pop(NAME, None)
+def regions(register):
+    return register(NAME, CopiesRegions)
 
 
 @pytest.fixture
-def plugin(monkeypatch):
-    monkeypatch.setitem(registry._registered, NAME, CopiesRuns)
-    yield bridge.backend(NAME)
-    registry.LOADED.pop(NAME, None)
+def plugin(register):
+    return register(NAME, CopiesRuns)
 
 
 VIEWS = {

@@ -14,7 +14,6 @@ from numpy.lib.stride_tricks import as_strided
 
 import dlbridge as bridge
 from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.plugins import registry
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray
 
@@ -55,10 +54,8 @@ class Strict(Fake):
 
 
 @pytest.fixture
-def strict(monkeypatch):
-    monkeypatch.setitem(registry._registered, NAME, Strict)
-    yield bridge.backend(NAME)
-    registry.LOADED.pop(NAME, None)
+def strict(register):
+    return register(NAME, Strict)
 
 
 BYTES = np.random.default_rng(0).integers(0, 256, 4096, "u1")

@@ -19,6 +19,7 @@ import dlbridge as bridge
 from dlbridge.core.plugins import registry
 from dlbridge.errors import BackendError, BackendUnavailable
 
+BROKEN = "dlbridge-broken 0.1 failed to"
 PLUGINS = Path(__file__).parents[2] / "support" / "plugins"
 
 
@@ -57,47 +58,27 @@ def test_listing_imports_no_backend():
 @pytest.mark.parametrize(
     ("name", "error", "match"),
     [
-        (
-            "broken_import",
-            BackendError,
-            (
-                "dlbridge-broken 0.1 failed to load backend 'broken_import': ModuleNotFoundError: "
-                "No module named 'a_module_that_nobody_has'"
-            ),
-        ),
-        ("broken_class", BackendError, "dlbridge-broken 0.1 failed .* RuntimeError: boom"),
-        ("broken_name", BackendError, "dlbridge-broken 0.1 failed .* AttributeError: .*Nothing"),
-        ("broken_module", BackendError, "dlbridge-broken 0.1 failed .*'plugin_that_is_not_there'"),
-        ("broken_exit", BackendError, "dlbridge-broken 0.1 failed .* SystemExit: no licence"),
+        ("broken_import", BackendError, f"{BROKEN} load backend .* ModuleNotFoundError: No module"),
+        ("broken_class", BackendError, f"{BROKEN} .* RuntimeError: boom"),
+        ("broken_name", BackendError, f"{BROKEN} .* AttributeError: .*Nothing"),
+        ("broken_module", BackendError, f"{BROKEN} .*'plugin_that_is_not_there'"),
+        ("broken_exit", BackendError, f"{BROKEN} .* SystemExit: no licence"),
         (
             "broken_part",
             BackendError,
-            (
-                "dlbridge-broken 0.1: backend 'broken_part' lacks allocate, copy_from_host, "
-                "copy_to_host, current_stream; report it there"
-            ),
+            "0.1: backend 'broken_part' lacks allocate, copy_.*; report it",
         ),
         ("absent", BackendUnavailable, "libabsent.so.1 not found; install"),
         (
             "outdated",
             BackendError,
-            (
-                "dlbridge-outdated 0.0.3 speaks backend API 1, this dlbridge speaks 2; "
-                "upgrade that backend"
-            ),
+            "dlbridge-outdated 0.0.3 speaks .* 1, .* 2; upgrade that backend",
         ),
-        (
-            "newer",
-            BackendError,
-            "dlbridge-newer 9.0 speaks backend API 3, this dlbridge speaks 2; upgrade dlbridge",
-        ),
+        ("newer", BackendError, "dlbridge-newer 9.0 speaks .* 3, .* 2; upgrade dlbridge"),
         (
             "twice",
             BackendError,
-            (
-                "dlbridge-other-twin 2.0 and dlbridge-twin 1.0 both provide 'twice'; "
-                "uninstall all but one"
-            ),
+            "other-twin 2.0 and dlbridge-twin 1.0 both .*; uninstall all but one",
         ),
         ("nobody", BackendUnavailable, "no backend for device 'nobody' .installed: .*cpu.*shared"),
         ("", BackendUnavailable, "no backend for device ''"),
