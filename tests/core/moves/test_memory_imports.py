@@ -139,11 +139,6 @@ def test_the_layout_stays(two):
     assert (bridge.to_device(here, "cpu", copy=True, like="numpy") == VALUES[1:, ::2]).all()
 
 
-def test_explain_says_that_nothing_is_copied(two):
-    said = bridge.explain(source(), "cuda:0")
-    assert "memory import: opencl:0 -> cuda:0, no copy: cuda:0 is the same device" in str(said)
-
-
 def test_the_work_on_the_memory_is_done_before(two):
     """The importer's driver knows nothing of the exporter's streams."""
     exporter, _ = two

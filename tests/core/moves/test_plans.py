@@ -136,12 +136,6 @@ def test_the_copy_of_an_object_without_memory_to_share(name, copy, target, backe
         assert str(trace.plans[0]) == bridge.explain(x, target, copy=copy)
 
 
-def test_the_copy_of_a_list_for_a_library():
-    plan = bridge.plan([1.0, 2.0], "cpu", like="numpy")
-    assert [step.kind for step in plan.steps] == ["read", "share", "as library"]
-    assert plan.nbytes == 16
-
-
 SHARED = {
     "bytes": lambda: b"abcd",
     "a bytearray": lambda: bytearray(4),

@@ -212,26 +212,6 @@ def test_an_error_in_progress_ends_the_copy(tiny_limits):
         copy_host(np.empty((100, 100), "u1"), noise(10_000).reshape(100, 100).T, progress)
 
 
-@pytest.mark.parametrize("kind", ["u1", "i4", "c16", "V3"])
-@pytest.mark.parametrize("turn", ["plain", "backwards", "gaps", "planes"])
-def test_columns_on_many_pages_are_copied_in_blocks(kind, turn, used):
-    item = np.dtype(kind).itemsize
-    shape = (2100, 2100 // item + 1)
-    source = noise(shape[0] * shape[1] * item).view(kind).reshape(shape)
-    target = np.zeros(shape[::-1], kind)
-    if turn == "backwards":
-        source, target = source[::-1, ::-1], target[:, ::-1]
-    if turn == "gaps":
-        source = source[:, : -max(1, 20 // item)]
-        target = target[: source.shape[1]]
-    if turn == "planes":
-        source = np.stack([source, source[::-1]])
-        target = np.zeros(source.transpose(0, 2, 1).shape, kind)
-    copy_host(target, np.swapaxes(source, -1, -2))
-    assert as_bytes(target) == as_bytes(np.swapaxes(source, -1, -2))
-    assert used == {"_copy_blocks"}
-
-
 def test_bad_input():
     with pytest.raises(ValueError, match=r"\(3,\).*\(1,\)"):
         copy_host(np.empty(3), np.empty(1))
