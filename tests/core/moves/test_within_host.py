@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from scripts import run_script
 from threads import others_run_during
 
 from dlbridge.core.moves import within_host
@@ -230,7 +229,3 @@ def test_other_threads_run_meanwhile():
     source = np.zeros(64 * MIB, "u1")
     target = np.empty_like(source)
     assert others_run_during(lambda: copy_host(target, source))
-
-
-def test_importing_it_does_not_import_numpy():
-    run_script("import sys, dlbridge.core.moves.within_host; assert 'numpy' not in sys.modules")
