@@ -116,15 +116,6 @@ def test_a_view_is_a_view_of_one_import(device, other):
     assert (values(t) == want).all()
 
 
-def test_the_work_is_done_when_it_is_sent(device, other):
-    """A kernel that takes long, and no wait of the user before the message."""
-    t = bridge.share(np.ones(1 << 21, "f4"), device)
-    other(other_side.keep, t)
-    other_side.scale(t, 1.0, rounds=300, wait=False)
-    other_side.scale(t, 2.0, wait=False)
-    assert set(np.frombuffer(other(other_side.described, t)[-1], "f4")) == {2.0}
-
-
 def test_odd_sizes(device, other):
     """Blocks are whole pages, so a device can use what it could not by itself."""
     for n in (1, 3, 1023, 4096, 4097, (3 << 20) + 1):
