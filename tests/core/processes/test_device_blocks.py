@@ -350,17 +350,3 @@ def test_work_is_done_when_it_is_sent(exporting, monkeypatch):
     monkeypatch.setattr(exporting, "synchronize", lambda *given: waited.append(given))
     sent(t)
     assert waited == [(1, 0)]
-
-
-def test_nothing_grows(exporting):
-    def turn():
-        t = bridge.share(VALUES, DEVICE)
-        return sent(t[1:]), received(message(t))
-
-    turn()
-    gc.collect()
-    before = fds(), exporting.live_allocations()
-    for _ in range(200):
-        turn()
-    gc.collect()
-    assert (fds(), exporting.live_allocations()) == before == (before[0], 0)
