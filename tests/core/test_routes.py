@@ -29,19 +29,6 @@ def address(x):
     return x.__array_interface__["data"][0]
 
 
-def test_a_route_is_kept_from_the_first_call_on():
-    peer("torch")
-    peer("jax")
-    for x, like, at_once in ((np.zeros(3), "torch", True), (np.zeros(3, "f4"), "jax", False)):
-        ROUTES.pop((np.ndarray, "cpu", like), None)
-        bridge.to_device(x, "cpu", like=like)
-        route = ROUTES[np.ndarray, "cpu", like]
-        assert (route.direct is not None) is at_once
-        bridge.plan(x, "cpu", like=like)
-        bridge.to_device(x, "cpu", like=like)
-        assert ROUTES[np.ndarray, "cpu", like] is route
-
-
 def readonly(array):
     array.flags.writeable = False
     return array
