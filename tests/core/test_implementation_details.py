@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from cffi import FFI
+from doubles import OneCapsule
 from interrupted import Alarm, handled
 from raw_producer import OldProducer, Producer, struct_in
 
@@ -562,17 +563,6 @@ def test_the_owner_of_an_imported_struct_keeps_the_pending_exception(versioned):
         fail(bridge.from_dlpack(OneCapsule(capsule)))
     gc.collect()
     assert deleted == [1]
-
-
-class OneCapsule:
-    def __init__(self, capsule):
-        self.capsule = capsule
-
-    def __dlpack__(self, **_keywords):
-        return self.capsule
-
-    def __dlpack_device__(self):
-        return (1, 0)
 
 
 class Injected(Exception):

@@ -10,28 +10,10 @@ import re
 
 import numpy as np
 import pytest
+from doubles import ByInterface, ByMethod
 from peers import peer
 
 import dlbridge as bridge
-
-
-class ByMethod:
-    """An object whose values ``__array__`` gives."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __array__(self, dtype=None, copy=None):
-        return self.array
-
-
-class ByInterface:
-    """An object with ``__array_interface__``, *more* in it."""
-
-    def __init__(self, array, **more):
-        self.array = array
-        self.__array_interface__ = {**array.__array_interface__, **more}
-
 
 RESOLVED = ["x.resolve_conj().resolve_neg()"]
 AS_BYTES = ["numpy.ascontiguousarray(x).view('uint8')"]

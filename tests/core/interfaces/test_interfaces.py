@@ -7,6 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
+from doubles import ByInterface
 from peers import peer
 
 import dlbridge as bridge
@@ -149,14 +150,6 @@ def test_arrow_bools_are_unpacked():
         bridge.asarray(column, copy=False)
 
 
-class Interface:
-    """``__array_interface__`` only: six float64, with *changed* entries."""
-
-    def __init__(self, **changed):
-        self.memory = np.arange(6.0)
-        self.__array_interface__ = {**self.memory.__array_interface__, **changed}
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -170,7 +163,7 @@ class Interface:
 )
 def test_a_buffer_that_is_shorter_than_its_array_interface_says(changed):
     with pytest.raises(bridge.ExchangeError, match=r"Interface.*__array_interface__.*buffer"):
-        bridge.asarray(Interface(**changed))
+        bridge.asarray(ByInterface(np.arange(6.0), **changed))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +177,7 @@ def test_a_buffer_that_is_shorter_than_its_array_interface_says(changed):
     ],
 )
 def test_buffers_that_are_long_enough(changed, numbers):
-    assert bridge.asarray(Interface(**changed)).tolist() == numbers
+    assert bridge.asarray(ByInterface(np.arange(6.0), **changed)).tolist() == numbers
 
 
 FAULTY = [
@@ -197,7 +190,7 @@ FAULTY = [
 
 @pytest.mark.parametrize("changed", [*FAULTY, 5, {}, []], ids=str)
 def test_a_faulty_array_interface_is_told_with_the_objects_name(changed):
-    faulty = Interface()
+    faulty = ByInterface(np.arange(6.0))
     if isinstance(changed, dict):
         changed = changed and {**faulty.__array_interface__, **changed}
     faulty.__array_interface__ = changed
@@ -228,5 +221,8 @@ END = 1 << 64
 def test_array_interfaces_that_no_memory_has(wrong, match):
     with pytest.raises(BufferError, match=match):
         bridge.asarray(
-            Interface(**{"shape": (4,), "typestr": "<i8", "data": (1 << 20, False), **wrong})
+            ByInterface(
+                np.arange(6.0),
+                **{"shape": (4,), "typestr": "<i8", "data": (1 << 20, False), **wrong},
+            )
         )

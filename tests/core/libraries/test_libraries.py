@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from dlbridge_fake import Array
+from doubles import ByMethod, Lazy
 from packages import install
 from peers import peer
 from raw_producer import Producer
@@ -486,22 +487,12 @@ def test_an_array_that_lends_its_memory_is_kept(way):
 # Values stay what they are, and copies are as asked for ---------------------------------
 
 
-class Behind:
-    """An object with ``__array__``, which gives what it is told."""
-
-    def __init__(self, give):
-        self.give = give
-
-    def __array__(self, dtype=None, copy=None):
-        return self.give()
-
-
 MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
 
 
 @pytest.mark.parametrize(
     "x",
-    [Behind(lambda: MASKED), [MASKED, MASKED], [[1.0, 2.0], MASKED], ([MASKED],)],
+    [ByMethod(MASKED), [MASKED, MASKED], [[1.0, 2.0], MASKED], ([MASKED],)],
     ids=["behind __array__", "in a list", "beside numbers", "deeper"],
 )
 def test_masks_are_not_dropped(x):
@@ -514,20 +505,6 @@ def test_gradients_in_a_list_are_not_dropped():
     torch = peer("torch")
     with pytest.raises(BufferError, match=r"detach"):
         bridge.asarray([torch.ones((), requires_grad=True)])
-
-
-class Lazy:
-    """As a DataArray: ``data`` is an array. A lazy one without a cache reads it anew each time."""
-
-    def __init__(self, read):
-        self.read = read
-
-    @property
-    def data(self):
-        return self.read()
-
-
-Lazy.__module__ = "xarray.core.dataarray"
 
 
 @pytest.mark.parametrize(
@@ -561,7 +538,7 @@ def test_data_that_stays_where_it_is_is_shared():
 
 def test_array_methods_that_share_are_taken_with_copy_false():
     x = np.ones(3)
-    assert bridge.asarray(Behind(lambda: x), copy=False).data_ptr() == x.ctypes.data
+    assert bridge.asarray(ByMethod(x), copy=False).data_ptr() == x.ctypes.data
 
 
 def test_columns_of_one_type():

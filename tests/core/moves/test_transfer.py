@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from counting_backend import NAME
 from dlbridge_fake import Stream
+from doubles import OneCapsule
 from ids import stable
 from pairs import in_turn
 from peers import peer
@@ -187,7 +188,9 @@ def test_a_copy_of_an_empty_readonly_tensor_is_writable(name, dtype):  # P25
         bridge.to_device(x, tensor.device, copy=True),
         bridge.asarray(x, copy=True),
         bridge.from_dlpack(tensor, copy=True),
-        bridge.from_dlpack(Exported(tensor.__dlpack__(max_version=(1, 3), copy=True), tensor)),
+        bridge.from_dlpack(
+            OneCapsule(tensor.__dlpack__(max_version=(1, 3), copy=True), tensor.__dlpack_device__())
+        ),
     ]
     for copy in copies:
         assert not copy.readonly
@@ -203,19 +206,6 @@ def test_a_copy_of_an_empty_tensor_needs_no_backend():
     x = Producer((0, 3), device=(17, 0), flags=FLAG_READ_ONLY)
     for take in (bridge.from_dlpack, bridge.asarray):
         assert not take(x, copy=True).readonly
-
-
-class Exported:
-    """The producer of one capsule."""
-
-    def __init__(self, capsule, tensor):
-        self.capsule, self.device = capsule, tensor.__dlpack_device__()
-
-    def __dlpack__(self, **_keywords):
-        return self.capsule
-
-    def __dlpack_device__(self):
-        return self.device
 
 
 def on(device, array=None):
