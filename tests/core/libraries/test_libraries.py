@@ -622,6 +622,11 @@ def test_arrow_types_are_named():
         bridge.from_dlpack(pyarrow.array(["a"]))
     pictures = pyarrow.FixedShapeTensorArray.from_numpy_ndarray(np.arange(4.0).reshape(2, 2))
     assert bridge.asarray(pictures).shape == (2, 2)
+    kind = pyarrow.fixed_shape_tensor(pyarrow.int64(), [2])
+    holes = pyarrow.array([[1, None], [3, 4]], pyarrow.list_(pyarrow.int64(), 2))
+    for take in WAYS:
+        with pytest.raises(BufferError, match=r"1 null value, .*storage.*fill_null"):
+            take(pyarrow.ExtensionArray.from_storage(kind, holes))
 
 
 # Lists of numbers and of arrays ----------------------------------------------------------------
