@@ -47,25 +47,16 @@ def test_full_is_numpys(device, value, dtype):
 
 
 @pytest.mark.parametrize(
-    ("value", "name"), [(True, "bool"), (3, "int64"), (3.0, "float32"), (3j, "complex64")]
+    ("value", "name"),
+    [
+        *((True, "bool"), (3, "int64"), (3.0, "float32"), (3j, "complex64")),
+        *((np.int16(3), "int16"), (np.float64(3), "float64")),
+        *((2**63 - 1, "int64"), (-(2**63), "int64"), (2**63, "uint64")),  # as `asarray` does it
+    ],
 )
 def test_the_type_follows_the_number(value, name):
     made = bridge.full(2, value)
     assert (str(made.dtype), made.tolist()) == (name, [value, value])
-
-
-def test_integers_that_only_an_unsigned_type_has_are_of_that_type():
-    """As `asarray` does it."""
-    made = bridge.full(2, 2**63)
-    assert (str(made.dtype), made.tolist()) == ("uint64", [2**63] * 2)
-    assert bridge.full(2, 2**63).dtype is bridge.asarray(2**63).dtype
-    assert str(bridge.full(2, 2**63 - 1).dtype) == "int64"
-    assert str(bridge.full(2, -(2**63)).dtype) == "int64"
-
-
-def test_the_type_of_a_scalar_of_numpy():
-    assert str(bridge.full(2, np.int16(3)).dtype) == "int16"
-    assert str(bridge.full(2, np.float64(3)).dtype) == "float64"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])

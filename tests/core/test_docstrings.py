@@ -80,28 +80,3 @@ def test_the_examples_run(name, monkeypatch):
     monkeypatch.setattr(registry, "_registered", registry._registered.copy())
     thing = (FUNCTIONS | CLASSES | PROPERTIES)[name]
     run_examples(thing, name, {"bridge": bridge, "np": np})
-
-
-# The checks above can fail ------------------------------------------------------
-
-
-def undocumented(self, x: int, *rest: int) -> int:
-    """Do something.
-
-    Parameters
-    ----------
-    x : int
-        A number.
-    """
-
-
-def test_the_reader_sees_what_is_missing():
-    assert missing(undocumented) == ["Examples", "Returns"]
-    assert parameters(undocumented) == ["x", "rest"]
-    assert described(undocumented) == {"x": "int"}
-
-
-def test_the_walk_reaches_methods_of_every_kind():
-    assert {"Tensor.reshape", "DType.of", "Device.of", "Tensor.data_ptr"} <= set(FUNCTIONS)
-    assert {"Tensor.shape", "DType.itemsize", "Operand.strides", "Tensor.mT"} <= set(PROPERTIES)
-    assert {"Tensor", "DeviceMemoryError", "HostView"} <= set(CLASSES)

@@ -535,16 +535,6 @@ def test_numpy_of_memory_that_can_be_shared():
             tensor.numpy()
 
 
-def test_the_plan_says_how_a_tensor_becomes_a_librarys():
-    peer("torch")
-    text = bridge.explain(np.ones(3), "cpu", like="torch")
-    assert text.endswith("2. wrap as torch.Tensor (no copy)")
-    frozen = np.ones(3)
-    frozen.flags.writeable = False
-    copied = bridge.explain(frozen, "cpu", like="torch")
-    assert copied.endswith("24 bytes copied: the memory is read-only, which torch ignores")
-
-
 def test_memory_that_is_not_aligned_names_the_way_to_memory_that_is():
     backend_or_skip("opencl")
     pages = bridge.empty(4097, "uint8", alignment=4096).numpy()

@@ -50,17 +50,6 @@ def not_used_before_fork() -> None:
         assert bridge.zeros(3, device="ext_dev:0").tolist() == [0] * 3
 
 
-def trimmed_in_a_child(device: str) -> None:
-    t = bridge.zeros(10, device=device)
-    child = os.fork()
-    if not child:
-        with pytest.raises(bridge.DeviceError, match="fork"):
-            bridge.trim(device)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert t.tolist() == [0] * 10
-
-
 def handles_for_addresses(start: str) -> None:
     """The host would read at that address, and the process would end."""
     registry._entry_points = dict  # ours may be installed

@@ -528,11 +528,6 @@ def test_what_is_no_binary_file(stream, error, message):
         bridge.load(stream)
 
 
-def test_an_open_file_in_text_mode(model):
-    with model[0].open() as stream, pytest.raises(TypeError, match=r"open\(path, 'rb'\)"):
-        bridge.load(stream)
-
-
 # Arrays of a library --------------------------------------------------------------------
 
 

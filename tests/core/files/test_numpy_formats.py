@@ -37,36 +37,24 @@ def test_npy_in_and_out(name, tmp_path):
         assert (found.dtype, found.shape) == (array.dtype, array.shape)
         assert found.tolist() == array.tolist()
         assert found.readonly or not array.size
+        assert name != "Fortran order" or found.strides == (1, 2, 6)
     assert (
         np.load(tmp_path / "ours.npy").flags.f_contiguous
         == np.load(tmp_path / "theirs.npy").flags.f_contiguous
     )
 
 
-def test_fortran_order_stays_as_strides(tmp_path):
-    np.save(tmp_path / "a.npy", ARRAYS["Fortran order"])
-    with bridge.trace() as trace:
-        assert bridge.load(tmp_path / "a.npy").strides == (1, 2, 6)
-    assert trace.nbytes == 0
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-def test_npz_in(compressed, tmp_path):
-    (np.savez_compressed if compressed else np.savez)(tmp_path / "a.npz", **ARRAYS)
-    file = bridge.load(tmp_path / "a.npz")
-    assert list(file) == list(ARRAYS)
-    for name, array in ARRAYS.items():
-        assert file.describe(name) == (array.dtype, array.shape)
-        assert file[name].tolist() == array.tolist()
-
-
-def test_npz_out(tmp_path):
-    bridge.save(tmp_path / "a.npz", ARRAYS)
-    with np.load(tmp_path / "a.npz") as found:
-        assert list(found) == list(ARRAYS)
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed, None])
+def test_npz_in_and_out(save, tmp_path):
+    path = tmp_path / "a.npz"
+    save(path, **ARRAYS) if save else bridge.save(path, ARRAYS)
+    with np.load(path) as theirs:
+        file = bridge.load(path)
+        assert list(file) == list(theirs) == list(ARRAYS)
         for name, array in ARRAYS.items():
-            assert found[name].dtype == array.dtype
-            assert (found[name] == array).all()
+            assert file.describe(name) == (array.dtype, array.shape)
+            assert theirs[name].dtype == array.dtype
+            assert file[name].tolist() == theirs[name].tolist() == array.tolist()
 
 
 def test_an_archive_without_arrays(tmp_path):
@@ -157,24 +145,24 @@ def test_a_comment_that_names_no_type_of_that_size_says_nothing(comment, tmp_pat
 
 
 OTHERS = {
-    "labels": np.array(["a", "b"]),
-    "days": np.zeros(2, "datetime64[s]"),
-    "objects": np.array([{}], object),
-    "big-endian": np.ones(2, ">f4"),
-    "fields": np.zeros(2, [("a", "i4")]),
-    "fields of other names": np.zeros(2, [("\u03b1", "i4")]),
-    "raw": np.zeros(2, "V2"),
+    "labels": (np.array(["a", "b"]), "strings"),
+    "days": (np.zeros(2, "datetime64[s]"), "dates"),
+    "objects": (np.array([{}], object), "objects"),
+    "big-endian": (np.ones(2, ">f4"), "byte order"),
+    "fields": (np.zeros(2, [("a", "i4"), ("b", "f4")]), "structured"),
+    "fields of other names": (np.zeros(2, [("\u03b1", "i4")]), "structured|version"),
+    "raw": (np.zeros(2, "V2"), "raw memory"),
 }
 
 
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_member_that_cannot_be_used_is_an_error_when_it_is_used(name, compressed, tmp_path):
-    path = tmp_path / "a.npz"
+    path, (array, words) = tmp_path / "a.npz", OTHERS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy's, of its version 3
         (np.savez_compressed if compressed else np.savez)(
-            path, **{"x": np.ones(2, "f4"), name: OTHERS[name], "y": np.zeros(3)}
+            path, **{"x": np.ones(2, "f4"), name: array, "y": np.zeros(3)}
         )
     file = bridge.load(path)
     assert list(file) == ["x", name, "y"]
@@ -187,7 +175,7 @@ def test_a_member_that_cannot_be_used_is_an_error_when_it_is_used(name, compress
         lambda: bridge.load(path, names=["x", name]),
         lambda: bridge.load(path, names=True),
     ):
-        with pytest.raises(bridge.FileError, match=rf"a\.npz: member '{name}\.npy'"):
+        with pytest.raises(bridge.FileError, match=rf"a\.npz: member '{name}\.npy'.*({words})"):
             use()
 
 
@@ -261,26 +249,6 @@ def test_objects_are_never_unpickled(suffix, tmp_path, capfd):
     assert capfd.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (np.ones(2, ">f4"), "byte order"),
-        (np.zeros(2, [("a", "i4"), ("b", "f4")]), "structured"),
-        (np.zeros(2, [("ä", "i4")]), "structured|version"),
-        (np.zeros(2, "datetime64[s]"), "dates"),
-        (np.array(["a"]), "strings"),
-    ],
-)
-def test_what_dlpack_does_not_have_is_refused(array, message, tmp_path):
-    path = tmp_path / "a.npy"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        path.write_bytes(npy_bytes(array))
-    with pytest.raises(bridge.FileError, match=message) as caught:
-        bridge.load(path)
-    assert str(path) in str(caught.value)
-
-
 def header(text, version=1):
     raw = text.encode()
     return (
@@ -330,21 +298,18 @@ def archive(members, compression=zipfile.ZIP_STORED):
 GOOD = npy_bytes(np.arange(100.0))
 
 
-def sizes_changed(raw, place, value):
-    """The archive with another number in the central directory, at *place* of its first entry."""
-    struct.pack_into("<I", raw, raw.index(b"PK\x01\x02") + place, value)
-    return raw
+HEADER, DIRECTORY, END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 
 
-def header_changed(raw, place, value, form="<I"):
-    """The archive with another number in the local header of its first member."""
-    struct.pack_into(form, raw, raw.index(b"PK\x03\x04") + place, value)
+def patched(raw, entry, place, value, form="<I"):
+    """The archive with another number, *place* bytes behind the first *entry*."""
+    struct.pack_into(form, raw, raw.index(entry) + place, value)
     return raw
 
 
 def second_points_to(raw, offset):
     """The archive whose second member lies at *offset*, as its directory says."""
-    struct.pack_into("<I", raw, raw.rindex(b"PK\x01\x02") + 42, offset)
+    struct.pack_into("<I", raw, raw.rindex(DIRECTORY) + 42, offset)
     return raw
 
 
@@ -366,16 +331,15 @@ def in_the_directory():
         made.writestr("a.npy", GOOD[:-8])
         made.comment = b"-" * 8
     raw = bytearray(stream.getvalue())
-    for at in (raw.index(b"PK\x03\x04") + 18, raw.index(b"PK\x01\x02") + 20):
+    for at in (raw.index(HEADER) + 18, raw.index(DIRECTORY) + 20):
         struct.pack_into("<2I", raw, at, len(GOOD), len(GOOD))
     return raw
 
 
 def cut_before(raw):
     """The archive with a longer directory than it has: zipfile counts backwards from its end."""
-    at = raw.index(b"PK\x05\x06") + 16
-    struct.pack_into("<I", raw, at, struct.unpack_from("<I", raw, at)[0] + 5)
-    return raw
+    (longer,) = struct.unpack_from("<I", raw, raw.index(END) + 16)
+    return patched(raw, END, 16, longer + 5)
 
 
 ARCHIVES = {
@@ -384,20 +348,24 @@ ARCHIVES = {
     "a name twice": archive([("a.npy", GOOD), ("a.npy", GOOD)]),
     "another method": archive([("a.npy", GOOD)], zipfile.ZIP_BZIP2),
     "cut off": archive([("a.npy", GOOD)])[:-30],
-    "a member elsewhere": sizes_changed(archive([("a.npy", GOOD)]), 42, 5),
-    "a member behind the end": sizes_changed(archive([("a.npy", GOOD)]), 42, 2**31),
+    "a member elsewhere": patched(archive([("a.npy", GOOD)]), DIRECTORY, 42, 5),
+    "a member behind the end": patched(archive([("a.npy", GOOD)]), DIRECTORY, 42, 2**31),
     "a member before the beginning": cut_before(archive([("a.npy", GOOD)])),
-    "two sizes": sizes_changed(archive([("a.npy", GOOD)]), 24, len(GOOD) + 1),
-    "too small": sizes_changed(archive([("a.npy", GOOD)], zipfile.ZIP_DEFLATED), 24, len(GOOD) - 1),
-    "a bomb": sizes_changed(archive([("a.npy", GOOD)], zipfile.ZIP_DEFLATED), 24, 2**31),
-    "two members at one place": second_points_to(archive([("a.npy", GOOD), ("b.npy", GOOD)]), 0),
-    "another name in its own header": header_changed(archive([("a.npy", GOOD)]), 30, ord("b"), "B"),
-    "another method in its own header": header_changed(archive([("a.npy", GOOD)]), 8, 8, "H"),
-    "another size in its own header": header_changed(archive([("a.npy", GOOD)]), 22, 5),
-    "another compressed size in its own header": header_changed(
-        archive([("a.npy", GOOD)], zipfile.ZIP_DEFLATED), 18, 5
+    "two sizes": patched(archive([("a.npy", GOOD)]), DIRECTORY, 24, len(GOOD) + 1),
+    "too small": patched(
+        archive([("a.npy", GOOD)], zipfile.ZIP_DEFLATED), DIRECTORY, 24, len(GOOD) - 1
     ),
-    "a longer header than its own": header_changed(archive([("a.npy", GOOD)]), 28, 60000, "H"),
+    "a bomb": patched(archive([("a.npy", GOOD)], zipfile.ZIP_DEFLATED), DIRECTORY, 24, 2**31),
+    "two members at one place": second_points_to(archive([("a.npy", GOOD), ("b.npy", GOOD)]), 0),
+    "another name in its own header": patched(
+        archive([("a.npy", GOOD)]), HEADER, 30, ord("b"), "B"
+    ),
+    "another method in its own header": patched(archive([("a.npy", GOOD)]), HEADER, 8, 8, "H"),
+    "another size in its own header": patched(archive([("a.npy", GOOD)]), HEADER, 22, 5),
+    "another compressed size in its own header": patched(
+        archive([("a.npy", GOOD)], zipfile.ZIP_DEFLATED), HEADER, 18, 5
+    ),
+    "a longer header than its own": patched(archive([("a.npy", GOOD)]), HEADER, 28, 60000, "H"),
     "less than its header says": archive([("a.npy", GOOD[:-1])]),
     "more than its header says": archive([("a.npy", GOOD + b"1")]),
     "encrypted": bytearray(archive([("a.npy", GOOD)])),

@@ -78,55 +78,29 @@ def left_neighbour() -> int:
     return (RANK - 1) % RANKS
 
 
-# Every type, every call -------------------------------------------------------------
+# Every type --------------------------------------------------------------------------
 
 
 def carries(device: str) -> None:
-    """Send and Recv, their forms that do not block, Sendrecv, Bcast and Allgather, by bytes."""
+    """Sendrecv, and Isend and Irecv, whose requests keep the host views until they are done."""
     for kind in [*NUMBERS, *RAW]:
         for shape in SHAPES:
             nbytes = dlbridge.dtype(kind).nbytes(int(np.prod(shape)))
             mine, theirs = raw(nbytes, RANK, kind), raw(nbytes, left_neighbour(), kind)
-            first = raw(nbytes, 0, kind)
             source = tensor_of(mine, kind, shape, device)
-
-            def empty(kind=kind, shape=shape):
-                return dlbridge.zeros(shape, kind, device)
-
-            into = empty()
-            if RANK % 2:
-                COMM.Recv(for_mpi(into), left_neighbour())
-                COMM.Send(for_mpi(source), right_neighbour())
-            else:
-                COMM.Send(for_mpi(source), right_neighbour())
-                COMM.Recv(for_mpi(into), left_neighbour())
-            check(into.tobytes() == theirs, "Send and Recv", kind, shape)
-            check(source.tobytes() == mine, "Send changed its source", kind, shape)
-
-            into = empty()
-            # The requests keep the host views until they are done.
-            requests = [
-                COMM.Irecv(for_mpi(into), left_neighbour()),
-                COMM.Isend(for_mpi(source), right_neighbour()),
-            ]
-            MPI.Request.Waitall(requests)
-            del requests
-            check(into.tobytes() == theirs, "Isend and Irecv", kind, shape)
-
-            into = empty()
+            into, later = (dlbridge.zeros(shape, kind, device) for _ in range(2))
             COMM.Sendrecv(
                 for_mpi(source), right_neighbour(), recvbuf=for_mpi(into), source=left_neighbour()
             )
             check(into.tobytes() == theirs, "Sendrecv", kind, shape)
-
-            shared = tensor_of(first if RANK == 0 else bytes(nbytes), kind, shape, device)
-            COMM.Bcast(for_mpi(shared), 0)
-            check(shared.tobytes() == first, "Bcast", kind, shape)
-
-            gathered = dlbridge.zeros(RANKS * int(np.prod(shape)), kind, device)
-            COMM.Allgather(for_mpi(source), for_mpi(gathered))
-            wanted = b"".join(raw(nbytes, rank, kind) for rank in range(RANKS))
-            check(gathered.tobytes() == wanted, "Allgather", kind, shape)
+            check(source.tobytes() == mine, "Sendrecv changed its source", kind, shape)
+            requests = [
+                COMM.Irecv(for_mpi(later), left_neighbour()),
+                COMM.Isend(for_mpi(source), right_neighbour()),
+            ]
+            MPI.Request.Waitall(requests)
+            del requests
+            check(later.tobytes() == theirs, "Isend and Irecv", kind, shape)
 
 
 def parts(device: str) -> None:
@@ -146,7 +120,7 @@ def parts(device: str) -> None:
 
 
 def reduces(device: str) -> None:
-    """Allreduce of each type that MPI adds up, also in place; of the others an error."""
+    """Allreduce in place of each type that MPI adds up; of the others an error."""
     for kind in NUMBERS:
         for shape in SHAPES:
             count = int(np.prod(shape))
@@ -154,10 +128,7 @@ def reduces(device: str) -> None:
                 (np.arange(count) % 5 + rank).astype(kind).reshape(shape) for rank in range(RANKS)
             ]
             source = dlbridge.to_device(each[RANK], device, copy=True)
-            into = dlbridge.zeros(shape, kind, device)
             total = sum(each[1:], each[0]).astype(kind)
-            COMM.Allreduce(for_mpi(source), for_mpi(into), MPI.SUM)
-            check(into.tobytes() == total.tobytes(), "Allreduce", kind, shape)
             COMM.Allreduce(MPI.IN_PLACE, for_mpi(source), MPI.SUM)
             check(source.tobytes() == total.tobytes(), "Allreduce in place", kind, shape)
     flags = dlbridge.to_device(np.arange(8) % RANKS == RANK, device, copy=True)
@@ -175,30 +146,6 @@ def reduces(device: str) -> None:
         check(source.tobytes() == before, "an Allreduce that failed", kind)
 
 
-def reduces_ml_dtypes(device: str) -> None:
-    """bfloat16 and float8 by an operator over ml_dtypes; counts that split unevenly."""
-    for name, datatype in (
-        ("bfloat16", MPI.UINT16_T),
-        ("float8_e4m3fn", MPI.UINT8_T),
-        ("float8_e5m2", MPI.UINT8_T),
-    ):
-        kind = np.dtype(getattr(ml_dtypes, name))
-
-        def add(theirs, ours, _datatype, kind=kind):
-            total = np.frombuffer(ours, kind)
-            total += np.frombuffer(theirs, kind)
-
-        operator = MPI.Op.Create(add, commute=True)
-        for count in (1, 7, 1001, 100_003):
-            each = [(np.arange(count) % 2 + rank % 2).astype(kind) for rank in range(RANKS)]
-            wanted = sum(array.astype("f4") for array in each).astype(kind)
-            source = dlbridge.to_device(each[RANK], device, copy=True)
-            into = dlbridge.zeros(count, name, device)
-            COMM.Allreduce([for_mpi(source), datatype], [for_mpi(into), datatype], operator)
-            check(into.tobytes() == wanted.tobytes(), "Allreduce", name, count)
-        operator.Free()
-
-
 # What is refused ------------------------------------------------------------------------
 
 
@@ -212,21 +159,14 @@ def refused(call, *words: str) -> None:
 
 
 def calls_on(tensor: dlbridge.Tensor):
-    """Each kind of call, on this tensor: it must end before MPI is called."""
+    """Each form of a buffer, on this tensor: the call must end before MPI is called."""
     good = np.zeros(64, "u1")
     return [
         lambda: COMM.Send(tensor, right_neighbour()),
-        lambda: COMM.Ssend(tensor, right_neighbour()),
-        lambda: COMM.Isend(tensor, right_neighbour()),
-        lambda: COMM.Recv(tensor, left_neighbour()),
         lambda: COMM.Irecv(tensor, left_neighbour()),
-        lambda: COMM.Send([tensor, MPI.BYTE], right_neighbour()),
         lambda: COMM.Recv([tensor, 1, MPI.BYTE], left_neighbour()),
-        lambda: COMM.Bcast(tensor, 0),
-        lambda: COMM.Allreduce(tensor, good),
         lambda: COMM.Allreduce(good, tensor),
         lambda: COMM.Allreduce(MPI.IN_PLACE, tensor),
-        lambda: COMM.Allgather(tensor, good),
         lambda: MPI.Win.Create(tensor, comm=MPI.COMM_SELF),
         lambda: MPI.buffer.frombuffer(tensor),
     ]
@@ -304,7 +244,6 @@ PARTS = {
         carries,
         parts,
         reduces,
-        reduces_ml_dtypes,
         handles_are_refused,
         elements_are_refused,
         one_byte_each_is_carried,

@@ -441,19 +441,6 @@ def test_torchs_table():  # X13, X17
     assert str(bfloat.dtype) == "bfloat16"
 
 
-def test_cuda_cores_table():  # X13
-    view = peer("cuda.core.utils").StridedMemoryView
-    theirs = view.from_dlpack(FLOATS.copy(), stream_ptr=-1)
-    found = table_of(view)
-    assert found is not None
-    managed = found.export(theirs)
-    assert managed.fields.data == theirs.ptr
-    del managed
-    tensor = dlbridge.from_dlpack(theirs)
-    assert tensor.data_ptr() == theirs.ptr
-    assert tensor.tolist() == FLOATS.tolist()
-
-
 def test_a_foreign_tables_stream_is_waited_for():  # X15
     @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p)
     def current_work_stream(_type, _index, out):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from expected import backend_or_skip
 from peers import peer
-from scripts import run_script
 
 import dlbridge as bridge
 
@@ -65,17 +64,6 @@ def test_the_device_of_a_producer(kind):
 def test_what_is_refused(x, message):
     with pytest.raises(TypeError, match=message):
         bridge.device_of(x)
-
-
-def test_no_driver_is_loaded():
-    run_script(
-        """
-        import sys, numpy as np, dlbridge as bridge
-        for x in (np.ones(3), [1], b"a", bridge.ones(2)):
-            bridge.device_of(x)
-        assert not {"pyopencl", "dlbridge_vulkan.library", "cuda"} & set(sys.modules)
-        """
-    )
 
 
 def test_a_tensor_without_memory_is_refused_as_everywhere():

@@ -18,7 +18,6 @@ from peers import peer
 from raw_producer import (
     Producer,
     address,
-    capsule_name,
     struct_in,
 )
 from stream_backend import Pinned, installed
@@ -75,12 +74,6 @@ def test_the_methods_are_found_on_the_type(tensor):  # P1
     assert address(struct_in(capsule).dl_tensor.data) == address(exported(tensor).dl_tensor.data)
     assert type(tensor).__dlpack_device__(tensor) == tensor.__dlpack_device__()
     assert not hasattr(tensor, "__dict__")
-
-
-def test_max_version_as_a_list():  # P8
-    assert capsule_name(cpu_bfloat().__dlpack__(max_version=[1, 0])) == "dltensor_versioned"
-    with pytest.raises(TypeError):  # numpy's own method
-        cpu_float().__dlpack__(max_version=[1, 0])
 
 
 def padded():

@@ -6,7 +6,6 @@ A comment ``# C12`` names the line of docs/conformance.md that the test shows.
 from __future__ import annotations
 
 import gc
-from contextlib import suppress
 from math import prod
 
 import numpy as np
@@ -152,16 +151,12 @@ def test_unknown_devices_are_opaque(device):  # C18
     assert raw.alive == 0
 
 
-def test_the_struct_says_where_the_memory_is():  # C19
+def test_the_struct_says_where_the_memory_is():  # C19, C33
     raw = floats(device=(1, 0), says=(2, 0))
-    assert dlbridge.from_dlpack(raw).tolist() == FLOATS.tolist()
+    for keywords in ({}, {"device": "cpu", "copy": False}):
+        assert dlbridge.from_dlpack(raw, **keywords).tolist() == FLOATS.tolist()
     raw = Producer((2,), device=(99, 0), says=(1, 0), data=0x1234)
     assert dlbridge.from_dlpack(raw).device.type == 99
-
-
-def test_a_liar_is_asked_to_move_what_is_there_already():  # C19, C33
-    raw = floats(device=(1, 0), says=(2, 0))
-    assert dlbridge.from_dlpack(raw, device="cpu", copy=False).tolist() == FLOATS.tolist()
 
 
 WAYS = {
@@ -241,22 +236,6 @@ def test_contiguity_ignores_steps_that_nobody_takes(shape, strides, contiguous, 
     tensor = dlbridge.from_dlpack(raw)
     assert tensor.shape == shape
     assert tensor.is_contiguous() == contiguous
-
-
-@pytest.mark.parametrize("version", [None, (1, 3)])
-@pytest.mark.parametrize("dtype", [(2, 32, 1), (4, 16, 1)])
-def test_no_elements_in_an_overflowing_shape(version, dtype):  # C24, C26
-    """Nothing is reached; whether numpy can carry the shape is another question."""
-    raw = Producer((0, 1 << 62, 1 << 62), version=version, dtype=dtype, strides=None)
-    with suppress(BufferError):
-        assert dlbridge.from_dlpack(raw).size == 0
-    assert raw.alive == 0
-
-
-def test_byte_offset_of_a_device_address():  # C25
-    tensor = dlbridge.from_dlpack(Producer((4,), device=(2, 0), data=0x10000, byte_offset=64))
-    assert tensor.data_ptr() == 0x10040
-    assert tensor[2:].data_ptr() == 0x10048
 
 
 def test_byte_offset_of_a_handle():  # C25, P39
@@ -372,17 +351,6 @@ def test_no_copy_across_devices():  # C35
     assert raw.alive == 0
 
 
-def test_copy_false_and_a_producer_that_copied():  # C35
-    raw = floats(flags=FLAG_IS_COPIED)
-    for take in (
-        lambda: dlbridge.from_dlpack(raw, copy=False),
-        lambda: dlbridge.to_device(raw, "cpu", copy=False),
-    ):
-        with pytest.raises(BufferError, match=r"exported a copy|copy=False"):
-            take()
-    assert raw.alive == 0
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -419,33 +387,6 @@ def test_a_device_of_ours_as_the_target():  # C33
 
 
 # Life
-
-
-def test_what_happens_to_the_source_later():  # C38
-    array = np.arange(6.0)
-    tensor = dlbridge.from_dlpack(array)
-    array[2] = 42
-    assert tensor.tolist()[2] == 42
-    array.resize((2, 3), refcheck=False)  # its metadata, not ours
-    assert tensor.shape == (6,)
-    del array
-    gc.collect()
-    assert tensor.tolist() == [0, 1, 42, 3, 4, 5]
-
-
-def test_torch_storage_that_is_resized_later():  # C38
-    torch = peer("torch")
-    source = torch.arange(6.0)
-    tensor = dlbridge.from_dlpack(source)
-    try:
-        source.resize_(1 << 20)
-    except RuntimeError:
-        pass  # torch refuses while others look at the memory
-    else:
-        source.fill_(7)
-    del source
-    gc.collect()
-    assert tensor.tolist() == FLOATS.tolist()
 
 
 def test_pinned_memory_needs_no_backend_to_be_read():  # C18

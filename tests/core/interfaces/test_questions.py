@@ -49,17 +49,6 @@ def on_cpu(tensor):
     return tensor.device.is_host
 
 
-def answer(asked, consume):
-    """What the consumer makes of the tensor, or its refusal of the device."""
-    try:
-        return consume(asked)
-    except Exception as error:
-        refusal = error
-    assert not on_cpu(asked.tensor), refusal
-    assert "as MPI asks" not in str(refusal)
-    return None
-
-
 def test_mpi4py(tensor):  # S16
     """It looks for a buffer, then asks for version 1.0 and no copy, and never names a device."""
     mpi = peer("mpi4py.MPI")
@@ -108,25 +97,68 @@ def test_mpi4py_prefers_dlpack_to_the_cuda_array_interface():
     assert len(asked.questions) == 1
 
 
-@pytest.mark.parametrize("copy", [None, False])
-def test_numpy(tensor, copy):
-    """It names a device, and looks at that of the capsule."""
+OLD = {"max_version": (1, 0)}
+NEW = {"max_version": (1, 3)}
+# Who asks -> the call, what it asks for the CPU's tensors, and what for a device's (None: nothing).
+QUESTIONS = {
+    # It names a device, and looks at that of the capsule.
+    "numpy": (np.from_dlpack, *[{"dl_device": None, "copy": None, **OLD}] * 2),
+    "numpy, copy=False": (
+        lambda x: np.from_dlpack(x, copy=False),
+        *[{"dl_device": None, "copy": False, **OLD}] * 2,
+    ),
+    # It gives no stream, except for CUDA.
+    "torch": (lambda x: peer("torch").from_dlpack(x), OLD, OLD),
+    "torch, copy=False": (
+        lambda x: peer("torch").from_dlpack(x, copy=False),
+        *[{**OLD, "copy": False}] * 2,
+    ),
+    "jax": (lambda x: peer("jax.dlpack").from_dlpack(x), {"stream": None}, None),
+    "jax, copy=False": (
+        lambda x: peer("jax.dlpack").from_dlpack(x, copy=False),
+        {"stream": None},
+        None,
+    ),
+    "cuda.core": (
+        lambda x: peer("cuda.core.utils").StridedMemoryView.from_dlpack(x, stream_ptr=-1),
+        {"stream": None, **NEW},
+        None,
+    ),
+    "tvm_ffi": (lambda x: peer("tvm_ffi").from_dlpack(x), {}, {}),
+    "dlbridge": (dlbridge.from_dlpack, NEW, NEW),
+    "dlbridge, copy=False": (
+        lambda x: dlbridge.from_dlpack(x, copy=False),
+        *[{**NEW, "copy": False}] * 2,
+    ),
+    # ``stream=-1`` with ``copy=False`` is what mpi4py says, but for the version.
+    "dlbridge, without order": (
+        lambda x: dlbridge.from_dlpack(x, copy=False, stream=-1),
+        {**NEW, "copy": False},
+        {**NEW, "copy": False, "stream": -1},
+    ),
+}
+TAKE_EVERY_DEVICE = {"tvm_ffi", "dlbridge", "dlbridge, copy=False", "dlbridge, without order"}
+
+
+@pytest.mark.parametrize("who", QUESTIONS)
+def test_what_is_asked(tensor, who):
+    """Who does not take the device says so by itself, and not as if it were MPI."""
+    consume, of_cpu, of_device = QUESTIONS[who]
     asked = Asked(tensor)
-    made = answer(asked, lambda x: np.from_dlpack(x, copy=copy))
-    assert asked.questions == [{"dl_device": None, "copy": copy, "max_version": (1, 0)}]
-    assert on_cpu(tensor) == (made is not None)
-    on_host = np.from_dlpack(Asked(tensor), device="cpu")
-    assert on_host.tolist() == [0, 1, 2, 3, 4, 5]
+    question = of_cpu if on_cpu(tensor) else of_device
+    if on_cpu(tensor) or who in TAKE_EVERY_DEVICE:
+        made = dlbridge.from_dlpack(consume(asked))
+        assert (made.shape, made.device.dlpack) == ((6,), tensor.device.dlpack)
+    else:
+        with pytest.raises(Exception, match=r"^(?!.*as MPI asks)"):
+            consume(asked)
+    if who.startswith("jax") and on_cpu(tensor) and peer("jax").__version_info__ >= (0, 12):
+        question = {**question, **NEW}
+    assert asked.questions == ([] if question is None else [question])
 
 
-def test_torch(tensor):
-    """It gives no stream, except for CUDA."""
-    torch = peer("torch")
-    for keywords in ({}, {"copy": False}):
-        asked = Asked(tensor)
-        made = answer(asked, lambda x, keywords=keywords: torch.from_dlpack(x, **keywords))
-        assert asked.questions == [{"max_version": (1, 0), **keywords}]
-        assert on_cpu(tensor) == (made is not None)
+def test_numpy_asks_for_a_copy_on_the_cpu(tensor):
+    assert np.from_dlpack(Asked(tensor), device="cpu").tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("kind", ["float4_e2m1fn_x2", "complex32"])
@@ -143,56 +175,6 @@ def test_torch_says_itself_what_it_does_not_take(kind):
     with pytest.raises((BufferError, RuntimeError)) as caught:
         peer("torch").from_dlpack(dlbridge.zeros(6, kind), copy=False)
     assert "MPI" not in str(caught.value)
-
-
-def test_jax(tensor):
-    """It asks the CPU's tensors only."""
-    jax = peer("jax.dlpack")
-    is_new = peer("jax").__version_info__ >= (0, 12)
-    version = {"max_version": (1, 3)} if is_new else {}
-    for copy in (None, False):
-        asked = Asked(tensor)
-        made = answer(asked, lambda x, copy=copy: jax.from_dlpack(x, copy=copy))
-        assert asked.questions == ([{"stream": None, **version}] if on_cpu(tensor) else [])
-        assert on_cpu(tensor) == (made is not None)
-
-
-def test_tvm_ffi(tensor):
-    """It takes every device; it asks for no version."""
-    asked = Asked(tensor)
-    made = peer("tvm_ffi").from_dlpack(asked)
-    assert asked.questions == [{}]
-    assert tuple(made.shape) == (6,)
-    assert dlbridge.from_dlpack(made).device.dlpack == tensor.device.dlpack
-
-
-@pytest.mark.parametrize("copy", [None, False])
-def test_dlbridge(tensor, copy):
-    """It takes every device, and asks for its own version."""
-    asked = Asked(tensor)
-    made = dlbridge.from_dlpack(asked, copy=copy)
-    wanted = {} if copy is None else {"copy": copy}
-    assert asked.questions == [{"max_version": (1, 3), **wanted}]
-    assert made.tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_dlbridge_without_order(tensor):
-    """``stream=-1`` with ``copy=False`` is what mpi4py says, but for the version."""
-    asked = Asked(tensor)
-    if on_cpu(tensor):
-        made = dlbridge.from_dlpack(asked, copy=False)
-    else:
-        made = dlbridge.from_dlpack(asked, copy=False, stream=-1)
-        assert asked.questions == [{"max_version": (1, 3), "copy": False, "stream": -1}]
-    assert made.tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_cuda_core(tensor):
-    """It refuses other devices than CUDA's without a question."""
-    view = peer("cuda.core.utils").StridedMemoryView
-    asked = Asked(tensor)
-    answer(asked, lambda x: view.from_dlpack(x, stream_ptr=-1))
-    assert asked.questions == ([{"stream": None, "max_version": (1, 3)}] if on_cpu(tensor) else [])
 
 
 @pytest.mark.parametrize("copy", [None, False])

@@ -53,21 +53,6 @@ def test_the_same_tensor_as_by_the_protocol(kind, library):
     assert fast.tobytes() == slow.tobytes()
 
 
-@pytest.mark.parametrize("library", PRODUCERS)
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float8_e5m2"])
-def test_what_the_tensor_gives_away(kind, library):
-    t = bridge.from_dlpack(PRODUCERS[library](kind))
-    torch = peer("torch")
-    again = bridge.from_dlpack(t.__dlpack__(max_version=(1, 3)))
-    assert description(again)[:6] == description(t)[:6]
-    back = bridge.to_device(t, "cpu", like="torch")
-    assert back.dtype is getattr(torch, kind)
-    assert back.float().flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    assert t[1].tobytes() == t.tobytes()[len(t.tobytes()) // 2 :]
-    assert t.T.dtype is t.dtype
-    assert t.view("uint16" if kind == "bfloat16" else t.dtype).shape == (2, 3)
-
-
 def test_strides_and_empty_tensors_of_types_that_numpy_lacks():
     torch = peer("torch")
     x = torch.arange(24.0).reshape(2, 3, 4).to(torch.bfloat16)
@@ -76,17 +61,6 @@ def test_strides_and_empty_tensors_of_types_that_numpy_lacks():
         assert (t.shape, t.dtype.name) == (tuple(view.shape), "bfloat16")
         assert t.strides == view.stride() or not t.size
         assert t.tobytes() == view.contiguous().view(torch.uint16).numpy().tobytes()
-
-
-@pytest.mark.parametrize("library", ["torch", "tvm_ffi"])
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-def test_the_memory_lives_as_long_as_the_tensor(kind, library):
-    x = PRODUCERS[library](kind)
-    values = bridge.from_dlpack(x).tobytes()
-    t = bridge.from_dlpack(x)
-    del x
-    gc.collect()
-    assert t.tobytes() == values
 
 
 def test_a_tensor_of_torch_is_freed_with_its_last_user():

@@ -5,7 +5,6 @@ import pytest
 from dlbridge_fake import Fake
 
 import dlbridge as bridge
-from dlbridge.core.plugins import registry
 
 NAME = "waits_of_a_test"
 
@@ -39,14 +38,10 @@ class Waits(Fake):
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-def test_the_core_waits_for_copies_that_do_not_block(monkeypatch, blocks):
+def test_the_core_waits_for_copies_that_do_not_block(monkeypatch, register, blocks):
     """From and to the host, strided ones too: what has been read is there when it is used."""
     monkeypatch.setattr(Waits, "host_copies_block", blocks, raising=False)
-    monkeypatch.setitem(registry._registered, NAME, Waits)
-    # Entered here, so that it is gone after the test: it knows the simulated device's objects.
-    monkeypatch.setitem(registry.LOADED, NAME, None)
-    del registry.LOADED[NAME]
-    plugin = bridge.backend(NAME)
+    plugin = register(NAME, Waits)
     array = np.arange(600, dtype="u1").reshape(20, 30)
     there = bridge.to_device(array, f"{NAME}:0")
     waits = [] if blocks else [("wait", 0)]

@@ -9,7 +9,6 @@ import pytest
 from dlbridge_fake import Fake
 
 import dlbridge as bridge
-from dlbridge.core.plugins import registry
 
 NAME = "costs_of_a_test"
 DEVICE = f"{NAME}:0"
@@ -64,17 +63,13 @@ class CopiesRuns:
 
 
 @pytest.fixture
-def regions(monkeypatch):
-    monkeypatch.setitem(registry._registered, NAME, CopiesRegions)
-    yield bridge.backend(NAME)
-    registry.LOADED.pop(NAME, None)
+def regions(register):
+    return register(NAME, CopiesRegions)
 
 
 @pytest.fixture
-def plugin(monkeypatch):
-    monkeypatch.setitem(registry._registered, NAME, CopiesRuns)
-    yield bridge.backend(NAME)
-    registry.LOADED.pop(NAME, None)
+def plugin(register):
+    return register(NAME, CopiesRuns)
 
 
 VIEWS = {
@@ -88,38 +83,31 @@ VIEWS = {
 }
 
 
-def test_many_short_runs_go_through_the_host(plugin):
-    """4096 runs of 4 bytes: two calls, and not 4096."""
-    array = np.arange(4096 * 4096, dtype="u4").view("u1")[: 4096 * 4096].reshape(4096, 4096)
-    there = bridge.to_device(array, DEVICE)
+VIEW = {
+    # 4096 runs of 4 bytes: two calls, and not 4096.
+    "many short runs": (4096, 1024, np.s_[:, 5:6], DEVICE, {"to host": 1, "from host": 1}),
+    # The host would move half a megabyte twice.
+    "few long runs": (8, 65536, np.s_[:, : 1 << 15], DEVICE, {"copy": 8}),
+    # Two rows of a large tensor: not all that lies between them.
+    "few far runs": (512, 8192, np.s_[::511], "cpu", {"to host": 2}),
+}
+
+
+@pytest.mark.parametrize("name", VIEW)
+def test_the_cheaper_way(plugin, name):
+    rows, columns, view, target, calls = VIEW[name]
+    array = np.arange(rows * columns, dtype="u4").reshape(rows, columns)
+    part = bridge.to_device(array, DEVICE)[view]
+    plan = bridge.plan(part, target, copy=True)
+    through_the_host = "so many calls that the host is faster" in str(plan)
+    assert through_the_host is (name == "many short runs")
+    assert through_the_host is ([step.kind for step in plan.steps] == ["download", "upload"])
     plugin.calls.clear()
-    plan = bridge.plan(there[:, 5:9], DEVICE, copy=True)
-    assert [step.kind for step in plan.steps] == ["download", "upload"]
-    assert "so many calls that the host is faster" in str(plan)
-    moved = bridge.to_device(there[:, 5:9], DEVICE, copy=True)
-    assert plugin.calls == {"to host": 1, "from host": 1}
-    assert (bridge.to_device(moved, "cpu", like="numpy") == array[:, 5:9]).all()
-
-
-def test_few_long_runs_are_copied_one_by_one(plugin):
-    """The host would move half a megabyte twice."""
-    array = np.arange(8 * 65536, dtype="u4").reshape(8, 65536)
-    there = bridge.to_device(array, DEVICE)
-    plugin.calls.clear()
-    moved = bridge.to_device(there[:, : 1 << 15], DEVICE, copy=True)
-    assert plugin.calls == {"copy": 8}
-    assert (bridge.to_device(moved, "cpu", like="numpy") == array[:, : 1 << 15]).all()
-
-
-def test_few_far_runs_to_the_host(plugin):
-    """Two rows of a large tensor: not all that lies between them."""
-    array = np.arange(512 * 8192, dtype="u4").reshape(512, 8192)
-    there = bridge.to_device(array, DEVICE)
-    plugin.calls.clear()
-    rows = there[::511]
-    assert bridge.plan(rows, "cpu", copy=True).nbytes == rows.nbytes
-    assert (bridge.to_device(rows, "cpu", copy=True, like="numpy") == array[::511]).all()
-    assert plugin.calls == {"to host": 2}
+    moved = bridge.to_device(part, target, copy=True)
+    assert plugin.calls == calls
+    assert (bridge.to_device(moved, "cpu", like="numpy") == array[view]).all()
+    if target == "cpu":
+        assert plan.nbytes == part.nbytes
 
 
 def test_a_strided_target_is_not_made_worse(plugin):

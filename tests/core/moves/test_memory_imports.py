@@ -139,11 +139,6 @@ def test_the_layout_stays(two):
     assert (bridge.to_device(here, "cpu", copy=True, like="numpy") == VALUES[1:, ::2]).all()
 
 
-def test_explain_says_that_nothing_is_copied(two):
-    said = bridge.explain(source(), "cuda:0")
-    assert "memory import: opencl:0 -> cuda:0, no copy: cuda:0 is the same device" in str(said)
-
-
 def test_the_work_on_the_memory_is_done_before(two):
     """The importer's driver knows nothing of the exporter's streams."""
     exporter, _ = two
@@ -209,47 +204,35 @@ def test_an_importer_that_returns_no_address(two):
     assert exporter.all_closed()
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"uuid": None}, "their UUIDs are not the same (None and 0123abcd-"),
-        ({"uuid": UUID[::-1]}, f"their UUIDs are not the same ({UUID[::-1]} and {UUID})"),
-        ({"refusal": "not allocated for it"}, "not allocated for it"),
-    ],
-    ids=["no UUID", "another UUID", "refused"],
-)
-def test_memory_that_cannot_be_used_in_place(two, change, says):
+OTHER = "fedcba98-4567-89ef-0123-456789abcdef"
+NOT_THE_SAME = "share no memory: their UUIDs are not the same"
+REFUSED = {
+    "no UUID": (0, {"uuid": None}, f"{NOT_THE_SAME} (None and {UUID})"),
+    "another UUID": (0, {"uuid": OTHER}, f"{NOT_THE_SAME} ({OTHER} and {UUID})"),
+    "refused": (0, {"refusal": "not allocated for it"}, "share no memory: not allocated for it"),
+    "refused there": (1, {"refusal": "no such driver"}, "share no memory: no such driver"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_memory_that_cannot_be_used_in_place(two, why):
     """It is copied through the host as ever, and the plan says why."""
-    if change.get("uuid"):
-        change["uuid"] = "fedcba98-4567-89ef-0123-456789abcdef"
-        says = f"their UUIDs are not the same ({change['uuid']} and {UUID})"
-    for name, value in change.items():
-        setattr(two[0], name, value)
+    which, change, says = REFUSED[why]
+    vars(two[which]).update(change)
     plan = bridge.plan(source(), "cuda:0")
     assert kinds(plan) == ["download", "upload"]
-    assert f"opencl:0 and cuda:0 share no memory: {says}" in plan.steps[1].reason
+    assert f"opencl:0 and cuda:0 {says}" in plan.steps[1].reason
     with pytest.raises(ExchangeError, match="copy=False, but download"):
         bridge.to_device(source(), "cuda:0", copy=False)
 
 
-def test_an_importer_that_refuses(two):
-    two[1].refusal = "no such driver"
-    assert "share no memory: no such driver" in bridge.plan(source(), "cuda:0").steps[1].reason
-
-
-def test_a_copy_that_is_asked_for(two):
-    """copy=True copies, without a word of other memory."""
-    plan = bridge.plan(source(), "cuda:0", copy=True)
-    assert kinds(plan) == ["download", "upload"]
-    assert plan.steps[1].reason == "opencl:0 and cuda:0 share no memory"
-
-
-def test_backends_that_cannot_share(two):
-    """The other way round: one exports nothing and the other imports nothing."""
+def test_memory_that_is_copied_without_a_word_of_other_memory(two):
+    """With copy=True; and the other way round: one exports nothing, the other imports nothing."""
     there = bridge.to_device(VALUES, "cuda:0", copy=True)
-    plan = bridge.plan(there, "opencl:0")
-    assert kinds(plan) == ["download", "upload"]
-    assert plan.steps[1].reason == "cuda:0 and opencl:0 share no memory"
+    for x, target, copy in ((source(), "cuda:0", True), (there, "opencl:0", None)):
+        plan = bridge.plan(x, target, copy=copy)
+        assert kinds(plan) == ["download", "upload"]
+        assert plan.steps[1].reason == f"{x.device} and {target} share no memory"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from counting_backend import NAME
+from doubles import ByMethod, Lazy
 from peers import peer
 
 import dlbridge as bridge
@@ -67,40 +68,21 @@ def test_shared_memory_is_not_copied(shared):
         bridge.to_device(source[1:, 1:], ZERO, copy=False)
 
 
-class Reads:
-    """An object with ``__array__``, which reads its elements anew each time (h5py, zarr)."""
-
-    def __array__(self, dtype=None, copy=None):
-        if copy is False:
-            raise ValueError("this reads from a file")
-        return values()
-
-
 class ReadsUnasked:
-    """The same, of a class that does not know the keyword *copy*."""
+    """Its method does not know the keyword *copy*."""
 
     def __array__(self, dtype=None):
         return values()
 
-
-class Lazy:
-    """A DataArray that is read anew each time."""
-
-    @property
-    def data(self):
-        return values()
-
-
-Lazy.__module__ = "xarray.core.dataarray"
 
 COPIED = {
     "a list": (lambda: [[1.0, 2.0], [3.0, 4.0]], "builtins.list"),
     "a number": (lambda: 3.0, "builtins.float"),
     "an empty list": (list, "builtins.list"),
     "an image": (lambda: peer("PIL.Image").new("L", (4, 2)), "PIL.Image.Image"),
-    "what reads": (Reads, f"{__name__}.Reads"),
+    "what reads": (lambda: ByMethod(values), "doubles.ByMethod"),
     "what reads unasked": (ReadsUnasked, f"{__name__}.ReadsUnasked"),
-    "a lazy DataArray": (Lazy, "xarray.core.dataarray.Lazy"),
+    "a lazy DataArray": (lambda: Lazy(values), "xarray.core.dataarray.Lazy"),
 }
 
 
@@ -134,12 +116,6 @@ def test_the_copy_of_an_object_without_memory_to_share(name, copy, target, backe
         assert moved.tolist() == array.tolist()
         assert trace.nbytes == array.nbytes + rest.nbytes
         assert str(trace.plans[0]) == bridge.explain(x, target, copy=copy)
-
-
-def test_the_copy_of_a_list_for_a_library():
-    plan = bridge.plan([1.0, 2.0], "cpu", like="numpy")
-    assert [step.kind for step in plan.steps] == ["read", "share", "as library"]
-    assert plan.nbytes == 16
 
 
 SHARED = {

@@ -10,11 +10,10 @@ import itertools
 import numpy as np
 import pytest
 from dlbridge_fake import Array, Fake
-from numpy.lib.stride_tricks import as_strided, sliding_window_view
+from numpy.lib.stride_tricks import as_strided
 
 import dlbridge as bridge
 from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.plugins import registry
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray
 
@@ -55,10 +54,8 @@ class Strict(Fake):
 
 
 @pytest.fixture
-def strict(monkeypatch):
-    monkeypatch.setitem(registry._registered, NAME, Strict)
-    yield bridge.backend(NAME)
-    registry.LOADED.pop(NAME, None)
+def strict(register):
+    return register(NAME, Strict)
 
 
 BYTES = np.random.default_rng(0).integers(0, 256, 4096, "u1")
@@ -164,13 +161,6 @@ def test_elements_that_share_a_place_are_no_target(strict, name):
     with pytest.raises(ExchangeError, match="several elements share one place in memory"):
         bridge.copy_(there, np.zeros(there.shape, "u2"))
     assert (content(memory) == before).all()
-
-
-def test_numpys_sliding_windows(strict):
-    windows = sliding_window_view(np.arange(100.0).reshape(10, 10), (3, 3))
-    there = bridge.to_device(windows, DEVICE)
-    assert (content(there) == windows).all()
-    assert (content(bridge.to_device(on_device(windows, DEVICE)[0], OTHER)) == windows).all()
 
 
 def test_rows_apart_are_still_one_call(strict):

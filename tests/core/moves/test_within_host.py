@@ -1,11 +1,8 @@
 """dlbridge.core.moves.within_host: copies of any strides are byte for byte those of numpy."""
 
-import os
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from scripts import run_script
 from threads import others_run_during
 
 from dlbridge.core.moves import within_host
@@ -166,14 +163,6 @@ def test_nothing_is_converted():
     assert target.tobytes() == b"a\0\0\0b\0\0\0c\0\0\0"
 
 
-def test_structures_keep_their_padding():
-    kind = np.dtype([("a", "u1"), ("b", "u4")], align=True)
-    source = noise(8 * 100).view(kind)
-    target = np.zeros(100, kind)
-    copy_host(target, source)
-    assert target.tobytes() == source.tobytes()
-
-
 @pytest.mark.parametrize("size", [1000, 3 * MIB])
 def test_overlapping_arrays(size):
     for make in (
@@ -222,26 +211,6 @@ def test_an_error_in_progress_ends_the_copy(tiny_limits):
         copy_host(np.empty((100, 100), "u1"), noise(10_000).reshape(100, 100).T, progress)
 
 
-@pytest.mark.parametrize("kind", ["u1", "i4", "c16", "V3"])
-@pytest.mark.parametrize("turn", ["plain", "backwards", "gaps", "planes"])
-def test_columns_on_many_pages_are_copied_in_blocks(kind, turn, used):
-    item = np.dtype(kind).itemsize
-    shape = (2100, 2100 // item + 1)
-    source = noise(shape[0] * shape[1] * item).view(kind).reshape(shape)
-    target = np.zeros(shape[::-1], kind)
-    if turn == "backwards":
-        source, target = source[::-1, ::-1], target[:, ::-1]
-    if turn == "gaps":
-        source = source[:, : -max(1, 20 // item)]
-        target = target[: source.shape[1]]
-    if turn == "planes":
-        source = np.stack([source, source[::-1]])
-        target = np.zeros(source.transpose(0, 2, 1).shape, kind)
-    copy_host(target, np.swapaxes(source, -1, -2))
-    assert as_bytes(target) == as_bytes(np.swapaxes(source, -1, -2))
-    assert used == {"_copy_blocks"}
-
-
 def test_bad_input():
     with pytest.raises(ValueError, match=r"\(3,\).*\(1,\)"):
         copy_host(np.empty(3), np.empty(1))
@@ -260,27 +229,3 @@ def test_other_threads_run_meanwhile():
     source = np.zeros(64 * MIB, "u1")
     target = np.empty_like(source)
     assert others_run_during(lambda: copy_host(target, source))
-
-
-@pytest.mark.skipif(os.name != "posix", reason="sends itself SIGINT")
-def test_ctrl_c_between_chunks():
-    out = run_script(
-        """
-        import os, signal
-        import numpy as np
-        from dlbridge.core.moves.within_host import copy_host
-        calls = []
-        def progress(done, total):
-            calls.append(done)
-            os.kill(os.getpid(), signal.SIGINT)
-        try:
-            copy_host(np.empty(200 << 20, "u1"), np.zeros(200 << 20, "u1"), progress)
-        except KeyboardInterrupt:
-            print(calls == [50 << 20])
-        """
-    )
-    assert out == "True\n"
-
-
-def test_importing_it_does_not_import_numpy():
-    run_script("import sys, dlbridge.core.moves.within_host; assert 'numpy' not in sys.modules")

@@ -191,8 +191,3 @@ def test_what_is_tried_on_a_device_that_the_host_reads(load):
         raise DeviceMemoryError("no room")
 
     load(base=Written, name="cuda_host", device_type=3, allocate=full)
-
-
-def test_an_address_on_a_device_that_the_host_reads(load):
-    plugin = load(base=CPU, name="cuda_host", device_type=3)
-    assert plugin.live_allocations() == 0

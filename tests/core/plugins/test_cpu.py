@@ -10,7 +10,7 @@ from scripts import run_script
 from threads import others_run_during
 
 from dlbridge.core.plugins.cpu import CPU
-from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Span
 from dlbridge.testing import BackendTests
 from dlbridge.testing.backend_leaks import resident_bytes
@@ -72,31 +72,6 @@ def test_overlapping_copy(cpu):
     cpu.copy_from_host(Span(0, data, 0, 10), memoryview(b"0123456789"), 0)
     cpu.copy(Span(0, data, 2, 8), Span(0, data, 0, 8), 0)
     assert ctypes.string_at(data, 10) == b"0101234567"
-
-
-@pytest.mark.parametrize(
-    ("stream", "error"),
-    [
-        *((stream, ValueError) for stream in (0, 1, 2, -2, 1 << 70)),
-        *((stream, TypeError) for stream in (True, False, object(), 1.0)),
-    ],
-)
-def test_streams_other_than_none_and_minus_one(cpu, stream, error):  # S1 S9 S10
-    with pytest.raises(error, match="host memory has no streams; stream must be None or -1, not"):
-        cpu.normalize_stream(0, stream)
-
-
-def test_the_two_streams(cpu):  # S1
-    assert cpu.normalize_stream(0, None) == cpu.current_stream(0) == 0
-    assert cpu.normalize_stream(0, -1) == -1
-
-
-@pytest.mark.parametrize("nbytes", [1 << 60, 1 << 80])
-def test_no_room_is_a_memory_error_with_its_cause(cpu, nbytes):
-    with pytest.raises(MemoryError, match=f"no room for {nbytes} bytes") as caught:
-        cpu.allocate(0, nbytes, 256, 0)
-    assert isinstance(caught.value, DeviceMemoryError)
-    assert caught.value.__cause__ is not None
 
 
 @pytest.mark.parametrize("call", ["copy_from_host", "copy_to_host", "copy", "fill"])

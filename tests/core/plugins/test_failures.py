@@ -14,7 +14,6 @@ from interrupted import Alarm, handled
 
 import dlbridge as bridge
 from dlbridge import protocol
-from dlbridge.core.plugins import registry
 from dlbridge.core.plugins.contract import CONTRACTS
 from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.plugins.registry import Plugin
@@ -54,12 +53,8 @@ class Failing(Fake):
 
 
 @pytest.fixture
-def failing(monkeypatch):
-    monkeypatch.setitem(registry._registered, NAME, Failing)
-    monkeypatch.delitem(registry.LOADED, NAME, raising=False)
-    yield bridge.backend(NAME)
-    gc.collect()
-    registry.LOADED.pop(NAME, None)
+def failing(register):
+    return register(NAME, Failing)
 
 
 def upload(host=HOST):
@@ -260,13 +255,9 @@ class Losing(Fake):
 
 
 @pytest.fixture
-def losing(monkeypatch):
-    monkeypatch.setitem(registry._registered, NAME, Losing)
-    monkeypatch.delitem(registry.LOADED, NAME, raising=False)
+def losing(register):
     find_again()
-    yield bridge.backend(NAME)
-    gc.collect()
-    registry.LOADED.pop(NAME, None)
+    return register(NAME, Losing)
 
 
 def test_a_lost_device(losing):
@@ -330,11 +321,9 @@ class Broken(Fake):
 
 
 @pytest.fixture
-def broken(monkeypatch):
-    monkeypatch.setitem(registry._registered, "broken_in_a_test", Broken)
+def broken(register):
     bridge.backend("ext_dev")
-    yield bridge.backend("broken_in_a_test")
-    registry.LOADED.pop("broken_in_a_test", None)
+    register("broken_in_a_test", Broken)
 
 
 @pytest.mark.usefixtures("broken")

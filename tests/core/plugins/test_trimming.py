@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
 import pytest
 from counting_backend import NAME, Counting, counting
 from expected import backend_or_skip
@@ -88,14 +87,6 @@ def test_other_exceptions_name_the_backend(keeping):
         bridge.trim()
 
 
-def test_tensors_in_use_stay_as_they_are():
-    backend_or_skip("opencl")
-    t = bridge.to_device(np.arange(1 << 20), "opencl:0", copy=True)
-    bridge.to_device(t, "opencl:0", copy=True)  # and is dropped
-    bridge.trim()
-    assert (bridge.to_device(t, "cpu").numpy() == np.arange(1 << 20)).all()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_system_gets_what_was_kept():
     """On drivers of the CPU, whose devices' memory is the process's."""
@@ -130,8 +121,3 @@ def test_a_limit_that_is_no_number(limit):
             assert part in said
     else:
         assert said == ""  # as not set
-
-
-def test_a_forked_child_is_told():
-    backend_or_skip("opencl")
-    run_scene("backends.trimmed_in_a_child", "opencl:0")

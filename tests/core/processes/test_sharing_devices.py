@@ -116,15 +116,6 @@ def test_a_view_is_a_view_of_one_import(device, other):
     assert (values(t) == want).all()
 
 
-def test_the_work_is_done_when_it_is_sent(device, other):
-    """A kernel that takes long, and no wait of the user before the message."""
-    t = bridge.share(np.ones(1 << 21, "f4"), device)
-    other(other_side.keep, t)
-    other_side.scale(t, 1.0, rounds=300, wait=False)
-    other_side.scale(t, 2.0, wait=False)
-    assert set(np.frombuffer(other(other_side.described, t)[-1], "f4")) == {2.0}
-
-
 def test_odd_sizes(device, other):
     """Blocks are whole pages, so a device can use what it could not by itself."""
     for n in (1, 3, 1023, 4096, 4097, (3 << 20) + 1):
@@ -132,23 +123,6 @@ def test_odd_sizes(device, other):
         assert other(other_side.described, t) == other_side.described(t)
         part = t[n // 2 :]
         assert other(other_side.described, part) == other_side.described(part)
-
-
-def test_filled_in_place(device, other):
-    t = bridge.empty((4, 256), "f4", device, shared=True)
-    assert (values(t) == 0).all()
-    bridge.copy_(t, VALUES)
-    other(other_side.scale, t, 3)
-    assert (values(t) == 3 * VALUES).all()
-    assert bridge.share(t) is t
-
-
-def test_from_the_devices_other_memory(device, other):
-    """One copy, and the same device."""
-    t = bridge.share(bridge.to_device(VALUES, device, copy=True))
-    assert str(t.device) == device
-    other(other_side.scale, t, 3)
-    assert (values(t) == 3 * VALUES).all()
 
 
 def test_nothing_grows(device, other):

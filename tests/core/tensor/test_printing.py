@@ -9,6 +9,7 @@ from peers import peer
 from scripts import run_script
 
 import dlbridge as bridge
+from dlbridge.core.moves import printing
 
 ARRAYS = {
     "small": np.arange(6.0).reshape(2, 3),
@@ -134,27 +135,15 @@ def test_a_type_that_nobody_knows():
     assert "elements cannot be shown" in str(bridge.empty(3, "handle"))
 
 
-def test_an_interrupt_passes():
+def test_an_interrupt_passes(monkeypatch):
     """A Ctrl-C while the copy runs is not taken for a fault of the tensor."""
-    run_script(
-        """
-        import signal, numpy as np, dlbridge as bridge
-        from dlbridge.core.moves import printing
 
-        def interrupted(tensor):
-            signal.raise_signal(signal.SIGINT)
+    def interrupted(_tensor):
+        raise KeyboardInterrupt
 
-        t = bridge.ones(3)
-        str(t)
-        printing.to_compact_host = interrupted
-        try:
-            str(t)
-        except KeyboardInterrupt:
-            pass
-        else:
-            raise AssertionError
-        """
-    )
+    monkeypatch.setattr(printing, "to_compact_host", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        str(bridge.ones(3))
 
 
 def test_repr_in_a_child_and_of_a_device_without_a_backend():
@@ -170,18 +159,3 @@ def test_repr_in_a_child_and_of_a_device_without_a_backend():
         assert os.waitpid(pid, 0)[1] == 0
         """
     )
-
-
-def test_repr_of_memory_that_no_backend_serves():
-    from raw_producer import Producer
-
-    tensor = bridge.from_dlpack(Producer(device=(9, 0)))
-    assert "vpi:0" in repr(tensor)
-    assert "cannot be shown" in str(tensor)
-
-
-def test_repr_with_a_pending_exception():
-    tensor = bridge.ones(3, device="ext_dev:0")
-    with pytest.raises(ValueError, match="ext_dev:0") as told:
-        raise ValueError(repr(tensor))
-    assert told.value.__context__ is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import mmap
 import weakref
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from expected import backend_or_skip
 from hypothesis import given, strategies as st
-from peers import peer
 
 import dlbridge as bridge
 
@@ -41,21 +39,6 @@ def test_bytes_become_elements_and_bytes_again(place, dtype):
     assert view.tobytes() == octets().tobytes()
     back = view.view("uint8")
     assert (back.shape, back.tolist()) == (t.shape, t.tolist())
-
-
-@pytest.mark.parametrize("device", ["cpu", "ext_dev:1", "opencl", "vulkan"])
-def test_bytes_on_a_device_become_bfloat16(device):
-    if device in ("opencl", "vulkan"):
-        backend_or_skip(device)
-    values = np.array([[1.5, -2.0], [0.25, 8.0]], "float32")
-    raw = bridge.astype(values, "bfloat16").tobytes()
-    t = bridge.to_device(np.frombuffer(raw, "uint8").copy(), device, copy=True)
-    with bridge.trace() as moves:
-        view = t.view("bfloat16").reshape(2, 2)
-    assert not moves.plans, "nothing is copied"
-    assert view.dtype == "bfloat16"
-    there = bridge.to_device(view, "cpu")
-    assert bridge.astype(there, "float32").tolist() == values.tolist()
 
 
 @pytest.mark.parametrize("first", WHOLE[:-1])
@@ -200,25 +183,6 @@ def test_padded_elements_take_a_byte_each():
     assert t.view("int32").shape == (1,)
     with pytest.raises(BufferError, match="view\\('uint8'\\)"):
         t.view("uint2")
-
-
-def test_as_torch_does():
-    torch = peer("torch")
-    source = torch.arange(24, dtype=torch.float32).reshape(4, 6)
-    t = bridge.from_dlpack(source)
-    for name in ("uint8", "int16", "float64", "bfloat16", "complex64"):
-        ours = bridge.from_dlpack(t.view(name), like="torch")
-        theirs = source.view(getattr(torch, name))
-        assert ours.shape == theirs.shape
-        assert ours.data_ptr() == theirs.data_ptr()
-        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
-
-
-def test_the_memory_of_a_view_is_all_of_it():
-    t = bridge.zeros((3, 8), "float32")
-    for dtype in WHOLE:
-        view = t.view(dtype)
-        assert math.prod(view.shape) * view.itemsize == t.nbytes
 
 
 ROWS = {"gaps": slice(None, None, 2), "backwards": slice(None, None, -1)}

@@ -11,7 +11,6 @@ from hypothesis import given, strategies as st
 from ids import stable
 from peers import peer
 from scripts import run_script
-from threads import at_once
 
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.values.devices import Device, DLDeviceType, device, split
@@ -52,15 +51,6 @@ NOT_RELEASED = {19: "kDLTPU", 20: "kDLTPUHost", 21: "kDLAscend"}
 def test_types_are_those_of_the_header():
     elements = {int(value): name for value, name in ffi.typeof("DLDeviceType").elements.items()}
     assert {int(type): type.name for type in DLDeviceType} == elements | NOT_RELEASED
-
-
-def test_the_enum_of_types_is_open():  # C18
-    type = DLDeviceType(99)
-    assert (type, type.name, repr(type)) == (99, "type99", "<DLDeviceType.type99: 99>")
-    assert pickle.loads(pickle.dumps(type)) == 99
-    assert {99: "found"}[type] == "found"
-    with pytest.raises(ValueError, match="nonsense"):
-        DLDeviceType("nonsense")
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -113,27 +103,9 @@ def test_the_repr_of_a_backends_own_device_can_be_evaluated():
     assert repr(Device.of(12, 1, "npu")) == "dlbridge.device('npu:1', device_type=12)"
 
 
-def test_a_value_is_immutable_and_one_object():
-    found = device("cuda:1")
-    with pytest.raises(AttributeError, match="a Device is a value"):
-        found.index = 2
-    with pytest.raises(AttributeError, match="a Device is a value"):
-        del found.index
-    with pytest.raises(AttributeError):
-        found.anything = 1
-    assert Device(2, 1) is copy.copy(found) is found
-    assert {found: 1}[device((2, 1))] == 1
-
-
 def test_a_name_is_not_the_number_of_a_type():
     with pytest.raises(TypeError, match=r"takes the number of a type; dlbridge.device\('cpu'\)"):
         Device("cpu")
-
-
-def test_threads_that_make_one_device_at_once_get_one_object():  # C40
-    names = [(index, name) for index in range(200) for name in (None, "own")]
-    made = at_once(8, lambda: [Device.of(77, *each) for each in names])
-    assert all(a is b for other in made for a, b in zip(made[0], other, strict=True))
 
 
 def test_what_the_cpu_may_read_and_what_is_an_address():
@@ -186,12 +158,6 @@ def test_split(text, parts):
 
 
 NO_FORM = ["", ":0", "cuda:", "1", "a b:0", "ünit", "cuda\n", "-"]
-
-
-@pytest.mark.parametrize("text", NO_FORM)
-def test_text_of_another_form(text):
-    with pytest.raises(ValueError, match="is not a valid device: write"):
-        split(text)
 
 
 @pytest.mark.parametrize(
@@ -379,13 +345,6 @@ def test_a_device_equals_its_text():
         assert cuda != other
     assert npu != "ext_dev:0"
     assert device("ext_dev:0") != "npu:0"
-
-
-def test_text_does_not_find_a_device_in_a_dictionary():
-    """The hash is the device's own, as fast as that of every object."""
-    assert Device.__hash__ is object.__hash__
-    assert "cpu:0" not in {device("cpu"): 1}
-    assert {device("cpu"): 1}[device("cpu:0")] == 1
 
 
 def test_a_text_is_compared_without_loading_a_backend():

@@ -1,0 +1,57 @@
+"""Objects that have one way in only, in the place of other libraries' arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+class ByMethod:
+    """``__array__`` gives *array*; of a function that makes one, a new one each time."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        if not callable(self.array):
+            return self.array
+        if copy is False:
+            raise ValueError("only by a copy")
+        return self.array()
+
+
+class ByInterface:
+    """``__array_interface__`` of *array*, with *more* in it."""
+
+    def __init__(self, array: np.ndarray[Any, Any], **more: object) -> None:
+        self.array = array
+        self.__array_interface__ = {**array.__array_interface__, **more}
+
+
+class Lazy:
+    """As a DataArray: ``data`` is an array. A lazy one without a cache reads it anew each time."""
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self.read = read
+
+    @property
+    def data(self) -> Any:
+        return self.read()
+
+
+Lazy.__module__ = "xarray.core.dataarray"
+
+
+class OneCapsule:
+    """The producer of one capsule."""
+
+    def __init__(self, capsule: object, device: tuple[int, int] = (1, 0)) -> None:
+        self.capsule, self.device = capsule, device
+
+    def __dlpack__(self, **_keywords: object) -> object:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
