@@ -39,8 +39,8 @@ SIZES = [1, 2, 255, 256, 4095, 4096, (1 << 20) + 3]
 OFFSETS = [0, 1, 3, 4096, (1 << 16) + 3]
 """The last one does not fit into 16 bits."""
 
-CHUNKED = [3 * (1 << 16) + 5, 5 * (1 << 20) - 1, 3 * (1 << 22) + 7]
-"""Sizes that are two chunks or more, and a rest, whatever the size of a chunk."""
+CHUNKED = [3 * (1 << 16) + 5, 5 * (1 << 20) - 1, 3 * (1 << 24) + 7]
+"""Sizes that are two chunks or more, and a rest, whatever the size of a chunk: 64 KiB to 16 MiB."""
 
 
 class MemoryTests(BackendCase):
