@@ -121,7 +121,9 @@ def test_the_end_waits_for_the_work(cuda):
     assert (host(t) == 5).all()
 
 
-@pytest.mark.parametrize("name", [*MAKING, "cuMemExportToShareableHandle"])
+@pytest.mark.parametrize(
+    "name", ["cuMemGetAllocationGranularity", *MAKING, "cuMemExportToShareableHandle"]
+)
 @pytest.mark.parametrize(("status", "error"), [(1, DeviceError), (2, DeviceMemoryError)])
 def test_an_allocation_that_fails(cuda, fake, name, status, error):
     """What was made of it is undone; no memory is tried again after the pool was trimmed."""
