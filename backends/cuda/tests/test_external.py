@@ -96,12 +96,6 @@ def test_a_block_holds_many_tensors(vulkan):
     assert [set(host(each).tolist()) for each in here] == [{0}, {1}, {77}, {3}, {4}]
 
 
-def test_a_large_tensor_in_a_block_of_its_own(vulkan):
-    values = np.arange(70 << 18, dtype="i4")  # more than a block
-    here = bridge.to_device(there(values), "cuda:0", copy=False)
-    assert (host(here) == values).all()
-
-
 def test_two_imports_of_one_memory(vulkan, fake):
     """They have two addresses: a copy between them goes through the host, as they may overlap."""
     values = np.arange(1 << 20, dtype="i4")
@@ -126,20 +120,6 @@ def test_the_end_of_an_import(vulkan, fake):
     gc.collect()
     assert [fake.calls(name) - b for name, b in zip(names, before, strict=True)] == [1, 1, 1]
     assert (fake.live(), vulkan.live_allocations(), open_files()) == (live, 0, open_before)
-
-
-def test_the_end_of_an_import_waits_for_cuda(vulkan):
-    """Vulkan may give the memory to another tensor as soon as the import has ended."""
-    source = there(np.zeros(4096, "u1"))
-    fives = bridge.to_device(np.full(4096, 5, "u1"), "cuda:0", copy=True)
-    with stream() as busy:
-        here = bridge.to_device(source, "cuda:0")
-        with bridge.use_stream("cuda:0", busy):
-            slow(busy)
-            bridge.copy_(here, fives)
-        del here
-        gc.collect()
-        assert (host(source) == 5).all()
 
 
 def test_the_end_of_an_import_waits_for_other_streams(vulkan):

@@ -89,34 +89,6 @@ def test_the_default_stream_waits_for_the_per_thread_one_before_another_device_r
 # Through the tensors ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stream_argument", [None, -1, 1, 2])
-def test_managed_memory_takes_cudas_streams(cuda_managed, stream_argument):  # S15
-    dlbridge.empty(10, device="cuda_managed").__dlpack__(stream=stream_argument)
-
-
-class Producer:
-    """Somebody's tensor that notes which stream its consumer passed."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-        self.streams = []
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
-
-    def __dlpack__(self, *, stream=None, **keywords):
-        self.streams.append(stream)
-        return self.tensor.__dlpack__(stream=-1, **keywords)
-
-
-def test_as_a_consumer_we_pass_our_stream(cuda):  # S14
-    producer = Producer(dlbridge.zeros(10, device="cuda:0"))
-    dlbridge.from_dlpack(producer)
-    with stream() as ours, dlbridge.use_stream("cuda:0", ours):
-        dlbridge.from_dlpack(producer)
-        assert producer.streams == [1, ours]
-
-
 def test_use_stream_takes_stream_objects(cuda):
     with stream() as ours, dlbridge.use_stream("cuda:0", WithProtocol(ours)) as handle:
         assert handle == ours

@@ -66,18 +66,6 @@ def test_a_missing_wait_between_streams_shows_stale_data(fake, data, gate):
     assert read(fake, data, second) == b"new!"
 
 
-def test_wait_is_all_it_takes(fake, data, gate):
-    first, second, into = Stream(), Stream(), bytearray(4)
-    first.enqueue(gate.wait)
-    fake.copy_from_host(Span(0, data, 0, len(NEW)), NEW, first.handle)
-    fake.wait(0, second.handle, first.handle)  # and does not block the host
-    fake.copy_to_host(Span(0, data, 0, len(into)), memoryview(into), second.handle)
-    assert into == bytes(4)
-    gate.set()
-    fake.synchronize(0, second.handle)
-    assert into == b"new!"
-
-
 def test_a_source_that_changes_too_early_shows(fake, data, gate):
     source, stream = bytearray(b"good"), Stream()
     stream.enqueue(gate.wait)
@@ -162,18 +150,6 @@ def test_threads_end_with_their_streams(monkeypatch):
     assert not any(thread.is_alive() for thread in started)
 
 
-def test_with_block_makes_a_stream_current(fake):
-    outer, inner, elsewhere = Stream(), Stream(), Stream(1)
-    assert fake.current_stream(0) == 0
-    with outer:
-        with inner:
-            assert fake.current_stream(0) == inner.handle
-            with elsewhere:
-                assert (fake.current_stream(0), fake.current_stream(1)) == (0, elsewhere.handle)
-        assert fake.current_stream(0) == outer.handle
-    assert fake.current_stream(0) == 0
-
-
 class TestShared(BackendTests):
     """On a device that uses host memory, and whose work is late.
 
@@ -239,9 +215,3 @@ def test_a_delay_that_is_no_number_of_microseconds_is_refused(delay, monkeypatch
     monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", delay)
     with pytest.raises(BackendUnavailable, match=f"DLBRIDGE_FAKE_DELAY_US is {delay!r}.*micro"):
         Fake()
-
-
-@pytest.mark.parametrize("delay", ["", "0", "100"])
-def test_a_delay_that_is_a_number_is_accepted(delay, monkeypatch):
-    monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", delay)
-    assert Fake().device_count() == 2

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "support"))
 
 import peers
-from expected import backend_or_skip, expected
+from expected import backend_or_skip, lacking
 from folders import new_folder, pytest_sessionfinish  # noqa: F401 - for pytest to find
 from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
 from not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
@@ -71,9 +71,7 @@ class Layer:
 def layer(opencl):
     """The layer in front of the driver of this process, with all switches off."""
     if LAYERS not in os.environ:
-        if expected("opencl"):
-            pytest.fail("the layer in front of the driver needs gcc")
-        pytest.skip("the layer in front of the driver needs gcc")
+        lacking("opencl", "the layer in front of the driver needs gcc")
     layer = Layer(ctypes.CDLL(os.environ[LAYERS]))
     yield layer
     layer.restore()
