@@ -42,8 +42,9 @@ OFFSETS = [0, 1, 3, 4096, (1 << 16) + 3]
 FILLED = [(0, 256), (0, 1), (1, 2), (3, 130), (64, 64), (5, (1 << 20) + 3), ((1 << 16) + 5, 130)]
 """Offset and size of what is filled."""
 
-CHUNKED = [(7, 3 * (1 << 16) + 5), (7, 5 * (1 << 20) - 1), (7, 3 * (1 << 22) + 7)]
-"""Odd offsets, and sizes of two chunks or more and a rest, whatever the size of a chunk."""
+CHUNKED = [(7, 3 * (1 << 16) + 5), (7, 5 * (1 << 20) - 1), (7, 3 * (1 << 24) + 7)]
+"""Odd offsets, and sizes of two chunks or more and a rest, whatever the size of a chunk:
+64 KiB to 16 MiB."""
 
 
 class MemoryTests(BackendCase):

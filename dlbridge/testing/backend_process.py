@@ -32,15 +32,42 @@ def on_host(tensor):
     return host
 """
 
+KEPT = """
+import contextlib
+tensor, viewed, kept, views = start(), start(), [], contextlib.ExitStack()
+for make in (
+    tensor.to_native,
+    lambda: dlbridge.asarray(tensor.to_native()),
+    lambda: views.enter_context(viewed.host_view()),
+    lambda: dlbridge.to_device(aligned, where, copy=False),
+    lambda: dlbridge.share(np.ones(5000), where),
+):
+    with contextlib.suppress(BufferError, Error, TypeError):  # not every device can
+        kept.append(make())
+"""
+"""Memory that the device shares with others: with its ecosystem, the host, other processes."""
+
 EXITS = {
     "tensors are alive": """
+import builtins
+
+class Owner:
+    def __init__(self, tensor):
+        self.tensor = tensor
+    def __del__(self):
+        del self.tensor
+
 tensor = start()
 view = tensor[5:]
 capsule = view.__dlpack__()
 taken = dlbridge.from_dlpack(view.__dlpack__(max_version=(1, 3)))
 sys.modules["kept"] = tensor  # after the module's own names are gone
+builtins.kept = Owner(start())  # at the last moment
 cycle = [tensor]
 cycle.append(cycle)
+""",
+    "memory is shared": f"""{KEPT}
+sys.modules["kept"] = kept, views
 """,
     "work is queued": """
 tensor = start()
@@ -89,16 +116,7 @@ if tensor is not None:
 sys.exit(code)
 """
 
-SHARED = """
-import contextlib
-tensor, viewed, kept, views = start(), start(), [], contextlib.ExitStack()
-for make in (
-    lambda: views.enter_context(viewed.host_view()),
-    lambda: dlbridge.to_device(aligned, where, copy=False),
-    lambda: dlbridge.share(np.ones(5000), where),
-):
-    with contextlib.suppress(BufferError, Error, TypeError):  # not every device can
-        kept.append(make())
+SHARED = f"""{KEPT}
 child = os.fork()
 if not child:
     signal.alarm(patience // 2)

@@ -18,6 +18,13 @@ def expected(name: str) -> bool:
     return name in os.environ.get("DLBRIDGE_EXPECT", "").split(",")
 
 
+def lacking(name: str, reason: str) -> None:
+    """Skip with the *reason*, or fail where *name* is expected."""
+    if expected(name):
+        pytest.fail(f"DLBRIDGE_EXPECT={name}, but: {reason}")
+    pytest.skip(reason)
+
+
 def backend_or_skip(name: str) -> Any:
     """The backend *name*, or a skip with the reason (a failure if it is expected)."""
     try:

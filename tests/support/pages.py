@@ -35,6 +35,16 @@ def programs(text: str) -> list[str]:
     return PYTHON.findall(text)
 
 
+def run_examples(page: Path, count: int) -> dict[str, object]:
+    """Run the *count* blocks of Python in *page* as one program, and return its names."""
+    blocks = programs(page.read_text(encoding="utf-8"))
+    assert len(blocks) == count, page
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), names)
+    return names
+
+
 def has_examples(text: str) -> bool:
     """Whether *text* has anything that can be run."""
     return bool(programs(text) or CONSOLE.search(text))

@@ -5,15 +5,20 @@ import re
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 from suite import rig
 from suite.rig import Gate, gate, memory, python, read, slow, write
 
+from dlbridge.errors import DeviceError, DeviceLost, ExchangeError
+from dlbridge.kit.status import CaptureError, StreamGoneError
+
 __all__ = [
     "HERE",
     "CudaRig",
     "Gate",
+    "WithProtocol",
     "at",
     "current",
     "gate",
@@ -62,7 +67,69 @@ def at(device_id):
     return current(primary(device_id))
 
 
+class WithProtocol:
+    """A stream object by CUDA's protocol."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    def __cuda_stream__(self):
+        return (0, self.handle)
+
+
+ROWS = {
+    "played_version": [None],
+    "no_pools": ["the attribute says so"],
+    # shape, strides, strides of the source, bytes of a run; linear, flat and box copies
+    "copied": [
+        ((5,), (10,), (16,), 8, (0, 1, 0)),
+        ((3, 5), (50, 10), (160, 16), 8, (0, 0, 1)),
+        ((3, 5), (60, 10), (96, 16), 8, (0, 0, 1)),
+        ((3, 5), (55, 10), (160, 16), 8, (0, 3, 0)),  # planes that are no whole rows
+        ((3, 5), (50, 10), (83, 16), 8, (0, 3, 0)),
+        ((5, 3), (10, 50), (16, 160), 8, (0, 3, 0)),  # the outer dimension is the finer one
+        ((1, 5), (7, 10), (3, 16), 8, (0, 1, 0)),  # one plane has no stride
+        ((5, 1), (10, 7), (16, 3), 8, (0, 1, 0)),
+        ((1, 1), (7, 7), (3, 3), 8, (1, 0, 0)),
+        ((1,), (1,), (1,), 8, (1, 0, 0)),
+        ((4,), (8,), (3,), 8, (4, 0, 0)),  # runs of the source overlap
+    ],
+    "refusal": [
+        (1, DeviceError, r"CUDA_ERROR_INVALID_VALUE \(1\): said by the simulated driver"),
+        (3, DeviceError, r"NOT_INITIALIZED \(3\).*fork\(\)"),
+        (4, DeviceError, "DEINITIALIZED.*exiting"),
+        (201, DeviceError, "INVALID_CONTEXT.*reset the device"),
+        (400, StreamGoneError, "INVALID_HANDLE.*destroyed"),
+        (700, DeviceLost, "ILLEGAL_ADDRESS.*restart the process"),
+        (801, ExchangeError, "NOT_SUPPORTED.*cannot do that"),
+        (900, CaptureError, "STREAM_CAPTURE_UNSUPPORTED.*capturing a CUDA graph"),
+        (908, CaptureError, "WRONG_THREAD.*capturing a CUDA graph"),
+        (54321, DeviceError, r"an unknown status \(54321\)"),
+    ],
+    "librarys_stream": [
+        (WithProtocol(99), 99),
+        (WithProtocol(0), 1),  # an object's 0 is its default stream, not an ambiguity
+        (SimpleNamespace(__cuda_stream__=(0, 77)), 77),
+        (rig.of_library("torch.cuda.streams", cuda_stream=55), 55),
+        (rig.of_library("torch.cuda.streams", cuda_stream=0), 1),
+        (rig.of_library("cupy.cuda.stream", ptr=66), 66),
+        (rig.of_library("cupy.cuda.stream", ptr=2), 2),
+        (rig.of_library("numba.cuda.cudadrv.driver", __int__=lambda self: 44), 44),
+        (rig.of_library("numba.cuda.cudadrv.driver", __int__=lambda self: 0), 1),
+        (rig.of_library("pycuda.driver", handle=33), 33),
+    ],
+    "no_stream": [
+        rig.of_library("torch.cuda.streams"),
+        rig.of_library("cupy.cuda.stream", ptr="x"),
+        SimpleNamespace(__cuda_stream__=lambda: 7),
+        SimpleNamespace(__cuda_stream__=lambda: (0, "x")),
+        rig.of_library("somewhere.else", cuda_stream=5, ptr=5, handle=5),
+    ],
+}  # fmt: skip
+
+
 class CudaRig(rig.Rig):
+    api, rows = "CUDA", ROWS
     device, host, kinds = "cuda", "cuda_host", ("cuda", "cuda_host", "cuda_managed")
     default, default_streams = 1, (1, 2)
     checks_addresses_of_copies = True
@@ -146,6 +213,15 @@ class CudaRig(rig.Rig):
             call("cuMemPoolSetAttribute", pool, which, cu.cuuint64_t(value))
             self.gpu().pools.clear()
         return int(call("cuMemPoolGetAttribute", pool, which))
+
+    def without_pools(self, fake, _way):
+        fake.attribute("MEMORY_POOLS_SUPPORTED", 0)
+        return rig.backend()
+
+    def calls_of_a_copy(self, counts):
+        """The simulated driver makes 2-D copies by 3-D ones."""
+        linear, flat, box = counts
+        return linear, flat, box - flat
 
     def gpu(self):
         from dlbridge_cuda.gpu import gpu

@@ -9,15 +9,6 @@ from threads import in_threads
 from dlbridge.errors import DeviceError
 
 
-def test_no_context(kind):
-    def work(_):
-        assert rig().where() == 0
-        uses(kind)
-        assert rig().where() == 0
-
-    assert in_threads(work, 1) == []
-
-
 def test_somebodys_own_context(kind):
     def work(_):
         from cuda_support import call

@@ -58,25 +58,11 @@ def test_the_second_device(cuda, two_devices):  # I24
         assert bytes(tensor.tolist()) == OLD
 
 
-def test_the_dict_itself(cuda):  # I15
-    with memory(cuda, OLD) as data:
-        assert bytes(from_cuda_array_interface(Array(data).interface).tolist()) == OLD
-
-
 def test_host_memory_is_refused(fake, cuda):  # I24
     data = ctypes.addressof(buffer := ctypes.create_string_buffer(N))
     with pytest.raises(ExchangeError, match=r"is not memory that CUDA knows.*pageable"):
         from_cuda_array_interface(Array(data))
     del buffer
-
-
-def test_no_elements_no_question(fake, cuda):  # I21 I22
-    asked = fake.calls("cuPointerGetAttributes")
-    for pointer in (0, None, 0xDEAD0000):
-        tensor = from_cuda_array_interface(Array(pointer, shape=(0, 3)))
-        assert (tensor.shape, tensor.data_ptr()) == ((0, 3), 0)
-        assert tensor.__cuda_array_interface__["data"] == (0, False)
-    assert fake.calls("cuPointerGetAttributes") == asked
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -123,17 +109,6 @@ def test_the_owner_lives(cuda):  # I25
             assert alive() is None
 
 
-def test_bfloat16_only_when_asked_for(cuda):  # I20
-    with memory(cuda, np.array([0x3F80, 0x4000], "u2").tobytes()) as data:
-        raw = Array(data, shape=(2,), typestr="<V2")
-        with pytest.raises(BufferError, match="dtype='bfloat16'"):
-            from_cuda_array_interface(raw)
-        tensor = from_cuda_array_interface(raw, dtype="bfloat16")
-        assert str(tensor.dtype) == "bfloat16"
-        assert tensor.view("uint16").tolist() == [0x3F80, 0x4000]
-        assert tensor.__cuda_array_interface__["typestr"] == "<V2"
-
-
 # Out ----------------------------------------------------------------------------
 
 
@@ -161,21 +136,6 @@ def test_the_exported_stream_follows_all_our_work(cuda):  # I11
         cuda.wait(0, theirs, named)
         cuda.copy(Span(0, copy, 0, N), Span(0, tensor.data_ptr(), 0, N), theirs)
         assert read(cuda, copy, N, theirs) == NEW
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 4)])
-@pytest.mark.parametrize("name", ["cuda", "cuda_managed", "cuda_host"])
-def test_out_and_in(cuda, name, shape):
-    array = np.arange(np.prod(shape, dtype=int), dtype="f4").reshape(shape)
-    tensor = dlbridge.to_device(array, name)
-
-    class Only:
-        __cuda_array_interface__ = tensor.__cuda_array_interface__
-
-    again = dlbridge.asarray(Only())
-    assert again.shape == shape
-    assert again.tolist() == array.tolist()
-    assert again.data_ptr() == tensor.data_ptr()
 
 
 # Peers that need no GPU -----------------------------------------------------------

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from cuda_support import HERE
-from pages import programs
+from pages import run_examples
 
 PAGE = HERE.parents[2] / "docs" / "cuda.md"
 
@@ -22,11 +22,8 @@ def table_after(page, heading):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def test_the_examples_run(cuda, page):
-    blocks = programs(page)
-    assert len(blocks) == 1
-    names = {}
-    exec(compile(blocks[0], str(PAGE), "exec"), names)
+def test_the_examples_run(cuda):
+    names = run_examples(PAGE, 1)
     assert names["y"].tolist() == list(range(1024))
     assert names["p"].shape == (1024,)
     assert names["m"].tolist() == list(range(0, 1024, 2))

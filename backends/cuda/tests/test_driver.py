@@ -8,9 +8,7 @@ from cuda_support import python
 from suite.rig import refusals
 
 import dlbridge as bridge
-from dlbridge.errors import BackendUnavailable, DeviceError, DeviceLost, ExchangeError
-from dlbridge.kit.status import StreamGoneError
-from dlbridge.protocol import Span
+from dlbridge.errors import BackendUnavailable, ExchangeError
 
 # On a machine with a driver the loader must not find it.
 HIDE_DRIVER = """
@@ -86,33 +84,6 @@ def test_a_function_that_the_driver_has_not(fake):
         match=r"cuMemPoolTrimToNowhere: CUDA_ERROR_NOT_SUPPORTED .*a newer driver may",
     ):
         Older().trim_pool(0)
-
-
-@pytest.mark.parametrize(
-    ("code", "error", "words"),
-    [
-        (1, DeviceError, r"CUDA_ERROR_INVALID_VALUE \(1\): said by the simulated driver"),
-        (3, DeviceError, r"NOT_INITIALIZED \(3\).*fork\(\)"),
-        (4, DeviceError, "DEINITIALIZED.*exiting"),
-        (201, DeviceError, "INVALID_CONTEXT.*reset the device"),
-        (400, StreamGoneError, "INVALID_HANDLE.*destroyed"),
-        (700, DeviceLost, "ILLEGAL_ADDRESS.*restart the process"),
-        (801, ExchangeError, "NOT_SUPPORTED.*cannot do that"),
-        (900, ExchangeError, "STREAM_CAPTURE_UNSUPPORTED.*capturing a CUDA graph"),
-        (908, ExchangeError, "WRONG_THREAD.*capturing a CUDA graph"),
-        (54321, DeviceError, r"an unknown status \(54321\)"),
-    ],
-)
-def test_codes_become_exceptions(fake, cuda, code, error, words):
-    """By a table; the call, the code's name, the driver's words and the way out."""
-    memory = cuda.allocate(0, 64, 1, 1)
-    fake.fail("cuMemsetD8Async", code)
-    with pytest.raises(error, match=f"cuMemsetD8Async: .*{words}") as caught:
-        cuda.fill(Span(0, memory.data, 0, 64), 0, 1)
-    from dlbridge.kit.status import CaptureError
-
-    assert type(caught.value) is (CaptureError if 900 <= code <= 908 else error)
-    fake.fail("cuMemsetD8Async", 0)
 
 
 def test_every_known_code_has_its_name(cuda):

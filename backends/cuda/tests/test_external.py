@@ -72,12 +72,6 @@ def kinds(plan):
     return [step.kind for step in plan.steps]
 
 
-def test_one_device_under_two_names(vulkan):
-    assert bridge.device("cuda:0").same_device("vulkan") is bridge.device("vulkan:0")
-    assert bridge.device("vulkan:0").same_device("cuda") is bridge.device("cuda:0")
-    assert bridge.device("cuda:1").same_device("vulkan") is None
-
-
 def test_the_bytes_are_shared(vulkan):
     """Both drivers read what the other has written, in both directions, and nothing is copied."""
     source = there()
@@ -100,12 +94,6 @@ def test_a_block_holds_many_tensors(vulkan):
     bridge.synchronize("cuda:0")
     assert [set(host(each).tolist()) for each in tensors] == [{0}, {1}, {77}, {3}, {4}]
     assert [set(host(each).tolist()) for each in here] == [{0}, {1}, {77}, {3}, {4}]
-
-
-def test_a_large_tensor_in_a_block_of_its_own(vulkan):
-    values = np.arange(70 << 18, dtype="i4")  # more than a block
-    here = bridge.to_device(there(values), "cuda:0", copy=False)
-    assert (host(here) == values).all()
 
 
 def test_two_imports_of_one_memory(vulkan, fake):
@@ -132,20 +120,6 @@ def test_the_end_of_an_import(vulkan, fake):
     gc.collect()
     assert [fake.calls(name) - b for name, b in zip(names, before, strict=True)] == [1, 1, 1]
     assert (fake.live(), vulkan.live_allocations(), open_files()) == (live, 0, open_before)
-
-
-def test_the_end_of_an_import_waits_for_cuda(vulkan):
-    """Vulkan may give the memory to another tensor as soon as the import has ended."""
-    source = there(np.zeros(4096, "u1"))
-    fives = bridge.to_device(np.full(4096, 5, "u1"), "cuda:0", copy=True)
-    with stream() as busy:
-        here = bridge.to_device(source, "cuda:0")
-        with bridge.use_stream("cuda:0", busy):
-            slow(busy)
-            bridge.copy_(here, fives)
-        del here
-        gc.collect()
-        assert (host(source) == 5).all()
 
 
 def test_the_end_of_an_import_waits_for_other_streams(vulkan):
@@ -205,24 +179,6 @@ def test_a_file_that_is_no_memory(cuda, fake):
         assert file.read() == b""
     with pytest.raises(ExchangeError, match="there is no cuda:9"):
         cuda.import_memory(9, ExportedMemory(0, 1, 0), 1)
-
-
-def test_another_device_copies(vulkan):
-    """``cuda:1`` has another UUID."""
-    plan = bridge.plan(there(), "cuda:1")
-    assert kinds(plan) == ["host view", "upload"]
-    assert "their UUIDs are not the same" in plan.steps[1].reason
-
-
-def test_memory_that_is_not_vulkans_own_copies(vulkan):
-    """Host memory in place has no file of Vulkan's."""
-    values = bridge.empty(1 << 16, "u1", alignment=4096)
-    try:
-        imported = bridge.to_device(values, "vulkan:0", copy=False)
-    except ExchangeError as exc:
-        pytest.skip(str(exc))
-    plan = bridge.plan(imported, "cuda:0")
-    assert "somebody else's" in plan.steps[-1].reason
 
 
 # The other way round
@@ -289,25 +245,6 @@ def test_memory_that_can_be_exported_is_freed_behind_the_work(exports, on_defaul
     bridge.synchronize("cuda:0")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "cuMemGetAllocationGranularity",
-        "cuMemCreate",
-        "cuMemAddressReserve",
-        "cuMemMap",
-        "cuMemSetAccess",
-    ],
-)
-def test_an_allocation_that_fails(exports, fake, name):
-    """What was made of it is undone; the error is the driver's."""
-    live, open_before = fake.live(), open_files()
-    fake.fail(name, 1)
-    with pytest.raises(DeviceError, match=name):
-        bridge.empty(100, "u1", "cuda:0")
-    assert (fake.live(), open_files()) == (live, open_before)
-
-
 def test_cudas_memory_that_cannot_be_exported(vulkan, fake, cuda):
     """By default it comes from the pool; it is copied, and the plan says what to set."""
     source = bridge.to_device(VALUES, "cuda:0", copy=True)
@@ -316,16 +253,6 @@ def test_cudas_memory_that_cannot_be_exported(vulkan, fake, cuda):
     assert "set DLBRIDGE_CUDA_EXPORT=1 before the first use of CUDA" in plan.steps[1].reason
     with pytest.raises(ExchangeError, match="DLBRIDGE_CUDA_EXPORT=1"):
         cuda.export_memory(0, source.operand().data)
-
-
-def test_an_export_that_fails(exports, fake):
-    """The move copies instead."""
-    source = bridge.to_device(VALUES, "cuda:0", copy=True)
-    fake.fail("cuMemExportToShareableHandle", 801)
-    with bridge.trace() as trace:
-        here = bridge.to_device(source, "vulkan:0")
-    assert "it was refused in place: cuMemExportToShareableHandle" in str(trace.plans[0])
-    assert (host(here) == VALUES).all()
 
 
 def test_the_environment_asks_for_it(fake):

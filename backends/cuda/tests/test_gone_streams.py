@@ -16,8 +16,6 @@ from suite.rig import capture, default, drop, hold
 
 import dlbridge
 from dlbridge.kit import streams
-from dlbridge.kit.driver import ALL_STREAMS
-from dlbridge.kit.order import Consumer, consumer_of
 from dlbridge.protocol import Span
 
 N = 1 << 16
@@ -149,10 +147,3 @@ def test_cupys_current_stream_is_kept_by_its_object(monkeypatch):
     assert streams.owner(0x7003, 0) is None
     cuda.get_current_stream = None  # another library's trouble
     assert streams.owner(0x7003, 0) is None
-
-
-def test_what_stands_for_a_stream(cuda):
-    """The legacy stream is behind every blocking one; an event of the context behind all."""
-    for flags, want in ((BLOCKING, 1), (NON_BLOCKING, ALL_STREAMS)):
-        with raw(flags) as stream, at(0):
-            assert consumer_of(cuda.driver, stream[0], 0) == (Consumer(want, 0), None)

@@ -26,16 +26,6 @@ def test_the_per_thread_stream_frees_after_every_threads_work(fake, cuda):
     cuda.synchronize(0, 2)
 
 
-def test_kinds_are_what_they_say(cuda, cuda_host, cuda_managed):
-    from dlbridge_cuda.gpu import gpu
-
-    for backend, want in ((cuda, "device"), (cuda_host, "host"), (cuda_managed, "managed")):
-        with memory(backend, 64) as data:
-            assert gpu.locate(data, 0).kind == want
-            assert gpu.locate(data + 63, 0).kind == want
-    assert gpu.locate(ctypes.addressof(ctypes.create_string_buffer(8)), 0).kind == "pageable"
-
-
 def test_the_host_waits_for_managed_memory(cuda_managed):
     with stream() as busy, memory(cuda_managed, b"o" * 4096) as data:
         slow(busy)

@@ -39,30 +39,6 @@ def test_a_buffer_of_theirs(cuda, device):
     buffer.close()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shape", "strides"),
-    [
-        ("float32", (2, 3), None),
-        ("int8", (5,), (2,)),
-        ("complex128", (), None),
-        ("float64", (2, 2), (8, 16)),
-    ],
-)
-@pytest.mark.parametrize("readonly", [False, True])
-def test_a_view_and_back(cuda, device, dtype, shape, strides, readonly):
-    with memory(cuda, 256) as data:
-        array = described(data, dtype=dtype, shape=shape, strides=strides, readonly=readonly)
-        view = cuda.to_native(array)
-        again = cuda.from_native(view)
-        assert (again.data, again.dtype, again.shape, again.readonly) == (
-            data,
-            dtype,
-            shape,
-            readonly,
-        )
-        assert again.strides in (strides, None if strides is None else strides)
-
-
 @pytest.mark.parametrize("dtype", ["float32x4", "int4", "nonsense"])
 def test_types_that_they_have_not(cuda, dtype):
     with pytest.raises(ExchangeError, match=f"no dtype {dtype}; view the tensor as uint8"):

@@ -83,17 +83,6 @@ def test_it_is_opened_by_cudas_own_call(cuda, fake):
     assert (fake.live(), open_files()) == (live, opened)
 
 
-def test_work_on_a_stream_is_done_before_it_is_sent(cuda):
-    """The other process has streams of its own."""
-    t = bridge.share(np.zeros((1, 4096), "u1"), "cuda:0")
-    fives = bridge.to_device(np.full((1, 4096), 5, "u1"), "cuda:0", copy=True)
-    with stream() as busy, bridge.use_stream("cuda:0", busy):
-        slow(busy)
-        bridge.copy_(t, fives)
-        ForkingPickler.dumps(t)
-        assert (host(received(t)) == 5).all()
-
-
 def test_it_is_made_on_the_stream_that_is_used(cuda):
     """The copy into it comes after the work on its source."""
     source = bridge.to_device(np.zeros((1, 4096), "u1"), "cuda:0", copy=True)
@@ -121,7 +110,9 @@ def test_the_end_waits_for_the_work(cuda):
     assert (host(t) == 5).all()
 
 
-@pytest.mark.parametrize("name", [*MAKING, "cuMemExportToShareableHandle"])
+@pytest.mark.parametrize(
+    "name", ["cuMemGetAllocationGranularity", *MAKING, "cuMemExportToShareableHandle"]
+)
 @pytest.mark.parametrize(("status", "error"), [(1, DeviceError), (2, DeviceMemoryError)])
 def test_an_allocation_that_fails(cuda, fake, name, status, error):
     """What was made of it is undone; no memory is tried again after the pool was trimmed."""

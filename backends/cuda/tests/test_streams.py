@@ -1,9 +1,7 @@
 """Streams: what may be passed, and who waits for whom."""
 
-import types
-
 import pytest
-from cuda_support import Gate, at, call, gate, memory, own_context, read, slow, stream
+from cuda_support import Gate, WithProtocol, at, call, gate, memory, own_context, read, slow, stream
 from threads import in_threads
 
 import dlbridge
@@ -21,42 +19,6 @@ def test_zero_is_ambiguous(kind):  # S7
         kind.normalize_stream(0, 0)
 
 
-class WithProtocol:
-    def __init__(self, handle):
-        self.handle = handle
-
-    def __cuda_stream__(self):
-        return (0, self.handle)
-
-
-class WithAttribute:
-    __cuda_stream__ = (0, 77)
-
-
-def of_library(module, **members):
-    """An object as *module* would have made it, without the library."""
-    return type("Stream", (), {"__module__": module, **members})()
-
-
-@pytest.mark.parametrize(
-    ("obj", "handle"),
-    [
-        (WithProtocol(99), 99),
-        (WithProtocol(0), 1),  # an object's 0 is its default stream, not an ambiguity
-        (WithAttribute(), 77),
-        (of_library("torch.cuda.streams", cuda_stream=55), 55),
-        (of_library("torch.cuda.streams", cuda_stream=0), 1),
-        (of_library("cupy.cuda.stream", ptr=66), 66),
-        (of_library("cupy.cuda.stream", ptr=2), 2),
-        (of_library("numba.cuda.cudadrv.driver", __int__=lambda self: 44), 44),
-        (of_library("numba.cuda.cudadrv.driver", __int__=lambda self: 0), 1),
-        (of_library("pycuda.driver", handle=33), 33),
-    ],
-)
-def test_streams_of_libraries(cuda, obj, handle):
-    assert cuda.normalize_stream(0, obj) == handle
-
-
 def test_streams_of_cuda_python(cuda):
     from cuda.bindings.driver import CUstream
 
@@ -68,21 +30,6 @@ def test_streams_of_cuda_python(cuda):
     assert cuda.normalize_stream(0, theirs) == int(theirs.handle)
     assert cuda.normalize_stream(0, core.LEGACY_DEFAULT_STREAM) == 1
     theirs.close()
-
-
-@pytest.mark.parametrize(
-    "obj",
-    [
-        of_library("torch.cuda.streams"),
-        of_library("cupy.cuda.stream", ptr="x"),
-        types.SimpleNamespace(__cuda_stream__=lambda: 7),
-        types.SimpleNamespace(__cuda_stream__=lambda: (0, "x")),
-        of_library("somewhere.else", cuda_stream=5, ptr=5, handle=5),
-    ],
-)
-def test_broken_stream_objects(cuda, obj):
-    with pytest.raises(TypeError, match="is not a CUDA stream; pass None"):
-        cuda.normalize_stream(0, obj)
 
 
 # Order ------------------------------------------------------------------------
@@ -140,34 +87,6 @@ def test_the_default_stream_waits_for_the_per_thread_one_before_another_device_r
 
 
 # Through the tensors ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stream_argument", [None, -1, 1, 2])
-def test_managed_memory_takes_cudas_streams(cuda_managed, stream_argument):  # S15
-    dlbridge.empty(10, device="cuda_managed").__dlpack__(stream=stream_argument)
-
-
-class Producer:
-    """Somebody's tensor that notes which stream its consumer passed."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-        self.streams = []
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
-
-    def __dlpack__(self, *, stream=None, **keywords):
-        self.streams.append(stream)
-        return self.tensor.__dlpack__(stream=-1, **keywords)
-
-
-def test_as_a_consumer_we_pass_our_stream(cuda):  # S14
-    producer = Producer(dlbridge.zeros(10, device="cuda:0"))
-    dlbridge.from_dlpack(producer)
-    with stream() as ours, dlbridge.use_stream("cuda:0", ours):
-        dlbridge.from_dlpack(producer)
-        assert producer.streams == [1, ours]
 
 
 def test_use_stream_takes_stream_objects(cuda):

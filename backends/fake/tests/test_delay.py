@@ -9,7 +9,6 @@ import threading
 import pytest
 from dlbridge_fake import Fake, Stream
 from dlbridge_fake.stream import by_handle
-from scripts import run_script
 
 from dlbridge.errors import BackendUnavailable
 from dlbridge.protocol import Span
@@ -67,18 +66,6 @@ def test_a_missing_wait_between_streams_shows_stale_data(fake, data, gate):
     assert read(fake, data, second) == b"new!"
 
 
-def test_wait_is_all_it_takes(fake, data, gate):
-    first, second, into = Stream(), Stream(), bytearray(4)
-    first.enqueue(gate.wait)
-    fake.copy_from_host(Span(0, data, 0, len(NEW)), NEW, first.handle)
-    fake.wait(0, second.handle, first.handle)  # and does not block the host
-    fake.copy_to_host(Span(0, data, 0, len(into)), memoryview(into), second.handle)
-    assert into == bytes(4)
-    gate.set()
-    fake.synchronize(0, second.handle)
-    assert into == b"new!"
-
-
 def test_a_source_that_changes_too_early_shows(fake, data, gate):
     source, stream = bytearray(b"good"), Stream()
     stream.enqueue(gate.wait)
@@ -104,18 +91,6 @@ def pages():
     yield ctypes.addressof(pin), pages
     del pin
     pages.close()
-
-
-def test_the_end_of_an_import_waits_for_its_work(shared, pages, gate, monkeypatch):
-    address, content = pages
-    stream, finish = Stream(), shared.finish
-    imported = shared.import_host(0, address, 4, False, 0)
-    stream.enqueue(gate.wait)
-    shared.copy_from_host(Span(0, imported.data, 0, 4), NEW, stream.handle)
-    monkeypatch.setattr(shared, "finish", lambda *where: (gate.set(), finish(*where)))
-    imported.stream = stream.handle
-    del imported
-    assert content[:4] == b"new!"
 
 
 def test_the_end_of_other_memory_does_not_wait(shared, gate):
@@ -173,38 +148,6 @@ def test_threads_end_with_their_streams(monkeypatch):
     for thread in started:
         thread.join(60)
     assert not any(thread.is_alive() for thread in started)
-
-
-EXIT = """
-import numpy as np
-import dlbridge, dlbridge.protocol
-from dlbridge_fake import Stream
-
-tensor = dlbridge.to_device(np.ones(1000), "ext_dev:0")
-capsule = tensor.__dlpack__()
-taken = dlbridge.from_dlpack(tensor.__dlpack__(max_version=(1, 3)))
-stream = Stream()
-for _ in range(1000):
-    span = dlbridge.protocol.Span(0, tensor._memory.data, 0, 10)
-    dlbridge.backend("ext_dev").fill(span, 1, stream.handle)
-"""
-
-
-def test_exit_with_work_still_queued():
-    late = {"DLBRIDGE_FAKE_DELAY_US": "10000"}  # ten seconds of it
-    run_script(EXIT, env={**late, "PYTHONDEVMODE": "1"}, silent=True)
-
-
-def test_with_block_makes_a_stream_current(fake):
-    outer, inner, elsewhere = Stream(), Stream(), Stream(1)
-    assert fake.current_stream(0) == 0
-    with outer:
-        with inner:
-            assert fake.current_stream(0) == inner.handle
-            with elsewhere:
-                assert (fake.current_stream(0), fake.current_stream(1)) == (0, elsewhere.handle)
-        assert fake.current_stream(0) == outer.handle
-    assert fake.current_stream(0) == 0
 
 
 class TestShared(BackendTests):
@@ -265,16 +208,6 @@ class TestTwoStreams(BackendTests):
         return True
 
 
-SET = """
-import numpy as np
-import dlbridge
-try:
-    print(dlbridge.to_device(np.ones(3), "ext_dev:0", copy=True).tolist())
-except dlbridge.BackendUnavailable as exc:
-    print(exc)
-"""
-
-
 @pytest.mark.parametrize(
     "delay", ["-5", "abc", "nan", "1e30", "0.5", "3600000001", "9" * 30, "9" * 5000, "1_000"]
 )
@@ -282,16 +215,3 @@ def test_a_delay_that_is_no_number_of_microseconds_is_refused(delay, monkeypatch
     monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", delay)
     with pytest.raises(BackendUnavailable, match=f"DLBRIDGE_FAKE_DELAY_US is {delay!r}.*micro"):
         Fake()
-
-
-@pytest.mark.parametrize("delay", ["", "0", "100"])
-def test_a_delay_that_is_a_number_is_accepted(delay, monkeypatch):
-    monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", delay)
-    assert Fake().device_count() == 2
-
-
-@pytest.mark.parametrize(
-    ("delay", "said"), [("abc", "DLBRIDGE_FAKE_DELAY_US is 'abc'"), ("100", "[1.0, 1.0, 1.0]\n")]
-)
-def test_what_is_said_of_a_delay(delay, said):
-    assert said in run_script(SET, env={"DLBRIDGE_FAKE_DELAY_US": delay}, silent=True)

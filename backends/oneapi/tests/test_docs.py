@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pages import programs
+from pages import run_examples
 
 PAGE = Path(__file__).parents[3] / "docs" / "oneapi.md"
 
 
 def test_the_examples_run(oneapi, dpnp):
-    examples = programs(PAGE.read_text())
-    assert len(examples) == 4
-    exec("\n".join(examples), {})
+    run_examples(PAGE, 4)

@@ -114,13 +114,6 @@ def test_nothing_in_and_out(queue, floats):
     assert native.__sycl_usm_array_interface__["shape"] == (3, 0)
 
 
-def test_views_out(oneapi):
-    tensor = bridge.to_device(np.arange(12, dtype="f4").reshape(3, 4), "oneapi:0")
-    found = tensor[1:, 1::2].to_native().__sycl_usm_array_interface__
-    assert found["data"][0] == tensor.data_ptr() + 20
-    assert (found["shape"], found["strides"], found["typestr"]) == ((2, 2), (4, 2), "<f4")
-
-
 def test_types_that_sycl_arrays_do_not_have(oneapi):
     with pytest.raises(ExchangeError, match=r"no arrays of bfloat16 .* view it as uint8"):
         bridge.empty(3, "bfloat16", "oneapi:0").to_native()

@@ -58,27 +58,6 @@ def test_a_kernel_without_a_barrier_comes_after_a_large_copy(oneapi, queue):
         assert (numbers_in(end, "u4") == 7).all()
 
 
-def test_work_after_the_block_waits_for_the_block(oneapi, queue):
-    tensor = bridge.zeros(1000, "uint32", "oneapi:0")
-    with bridge.use_stream("oneapi:0", queue):
-        tensor.operand()  # says that work follows
-        work = late_copy(queue, filled(queue, 7), memory_in(tensor, queue), SHORT)
-    assert (on_host(tensor) == 7).all()
-    del work
-
-
-def test_a_consumer_gets_finished_work(oneapi, queue):
-    own = dpctl.SyclQueue(oneapi.devices[0], property="in_order")
-    with bridge.use_stream("oneapi:0", own):
-        tensor = bridge.zeros(1000, "uint32", "oneapi:0")
-        work = late_copy(own, filled(own, 7), memory_in(tensor, own), SHORT)
-        capsule = tensor.__dlpack__(stream=queue)
-        target = filled(queue, 0)
-        late_copy(queue, memory_in(tensor, queue), target, 1).event.wait()
-    assert (numbers_in(target, "u4") == 7).all()
-    del work, capsule
-
-
 def test_a_native_object_has_finished_work(oneapi, queue):
     tensor = bridge.zeros(1000, "uint32", "oneapi:0")
     with bridge.use_stream("oneapi:0", queue):

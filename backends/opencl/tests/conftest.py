@@ -19,36 +19,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "support"))
 
 import peers
-from expected import backend_or_skip, expected
+from expected import backend_or_skip, lacking
 from folders import new_folder, pytest_sessionfinish  # noqa: F401 - for pytest to find
 from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
 from not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
 from scripts import run_script
+from spin import kernels_in
 from working import leave_out
 
 HERE = Path(__file__).resolve().parent
-SPIN = """
-/* Some nanoseconds per turn that no compiler can take away. */
-__kernel void spin(__global uint *out, uint turns) {
-    uint x = out[0] | 1;
-    for (uint i = 0; i < turns; ++i) { x ^= x << 13; x ^= x >> 17; x ^= x << 5; }
-    out[0] = x;
-}
-/* out[i] = value, after as long a delay. */
-__kernel void late_fill(__global uint *out, uint n, uint value, uint turns) {
-    uint x = value | 1;
-    for (uint i = 0; i < turns; ++i) { x ^= x << 13; x ^= x >> 17; x ^= x << 5; }
-    for (uint i = 0; i < n; ++i) out[i] = x ? value : 0;
-}
-/* out[i] = in[i], after as long a delay. */
-__kernel void late_copy(__global const uint *in, __global uint *out, uint n, uint turns) {
-    uint x = 1;
-    for (uint i = 0; i < turns; ++i) { x ^= x << 13; x ^= x >> 17; x ^= x << 5; }
-    for (uint i = 0; i < n; ++i) out[i] = x ? in[i] : 0;
-}
-"""
-
-
 LAYERS = "OPENCL_LAYERS"
 """Environment variable of the loader: the libraries between it and the drivers."""
 
@@ -92,9 +71,7 @@ class Layer:
 def layer(opencl):
     """The layer in front of the driver of this process, with all switches off."""
     if LAYERS not in os.environ:
-        if expected("opencl"):
-            pytest.fail("the layer in front of the driver needs gcc")
-        pytest.skip("the layer in front of the driver needs gcc")
+        lacking("opencl", "the layer in front of the driver needs gcc")
     layer = Layer(ctypes.CDLL(os.environ[LAYERS]))
     yield layer
     layer.restore()
@@ -222,18 +199,6 @@ def elsewhere(context):
 def kernels(context):
     """``kernels(name, queue, *args)`` enqueues one of `SPIN`; integers become uint."""
     return kernels_in(context)
-
-
-def kernels_in(context):
-    import pyopencl as cl
-
-    program = cl.Program(context, SPIN).build()
-
-    def enqueue(name, queue, *args, wait_for=None):
-        args = [np.uint32(a) if isinstance(a, int) else a for a in args]
-        return cl.Kernel(program, name)(queue, (1,), None, *args, wait_for=wait_for)
-
-    return enqueue
 
 
 class Gate:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import numpy as np
+from spin import SPIN
 
 from dlbridge.testing.backend_copy import CopyTests
 from dlbridge.testing.backend_host import HostTests
@@ -14,14 +15,6 @@ from dlbridge.testing.backend_memory import MemoryTests
 from dlbridge.testing.backend_moves import MoveTests
 from dlbridge.testing.backend_order import OrderTests
 from dlbridge.testing.backend_refusals import RefusalTests
-
-SLOW = """
-__kernel void slow(__global uint *out, uint turns) {
-    uint x = out[0] | 1;
-    for (uint i = 0; i < turns; ++i) { x ^= x << 13; x ^= x >> 17; x ^= x << 5; }
-    out[0] = x;
-}
-"""
 
 
 class OpenCLKit:
@@ -40,7 +33,7 @@ class OpenCLKit:
 
         queue = cl.CommandQueue.from_int_ptr(stream, True)
         simulated = backend.device_info(device_id)["platform"] == "Oclgrind"
-        kernel = cl.Program(queue.context, SLOW).build().slow
+        kernel = cl.Program(queue.context, SPIN).build().spin
         out = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=4)
         event = kernel(queue, (1,), None, out, np.uint32(20_000 if simulated else 40_000_000))
         queue.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pages import programs
+from pages import run_examples
 
 PAGE = Path(__file__).parents[3] / "docs" / "opencl.md"
 
@@ -13,6 +13,4 @@ PAGE = Path(__file__).parents[3] / "docs" / "opencl.md"
 def test_the_examples_run(opencl):
     if not opencl.device_info(0)["host_memory_shared"]:
         pytest.skip("one example is about shared memory")
-    examples = programs(PAGE.read_text())
-    assert len(examples) == 4
-    exec("\n".join(examples), {})
+    run_examples(PAGE, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import subprocess
+from pathlib import Path
 
 import pyopencl as cl
 import pytest
@@ -13,6 +14,7 @@ from scripts import run_script
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Span
 
+PATHS = (Path(__file__).parent,)
 TRY = """
 import os
 os.environ["DLBRIDGE_BACKENDS"] = "opencl"  # where the tests leave a failing driver out, too
@@ -136,19 +138,11 @@ def test_overlapping_copies_are_refused(opencl, make):
         opencl.copy(Span(0, memory.data, 10, 100), Span(0, memory.data, 0, 100), 0)
 
 
-EXITS = {
-    "a kernel is running": "kernel.spin(queue, (1,), None, out, np.uint32(turns)); queue.flush()",
-    "a view is open": "opencl.host_view_refusal(0, data) or "
-    "(view := opencl.host_view(Span(0, data, 0, 64), True, 0))",
-    "an array is alive": "array = opencl.to_native(NativeArray("
-    "0, data, 0, 'uint8', (4096,), None, False, None))",
-    "a queue is normalised": "opencl.normalize_stream(0, cl.CommandQueue(queue.context))",
-}
-
 EXIT = """
 import numpy as np, pyopencl as cl
-from dlbridge.protocol import NativeArray, Span
 from dlbridge.core.plugins.registry import backend
+from dlbridge.protocol import Span
+from spin import SPIN
 
 opencl = backend("opencl")
 turns = 20_000 if opencl.device_info(0)["platform"] == "Oclgrind" else 50_000_000
@@ -156,19 +150,8 @@ queue = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
 memory = opencl.allocate(0, 4096, 64, 0)
 data = memory.data
 out = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=4)
-kernel = cl.Program(queue.context, '''
-__kernel void spin(__global uint *out, uint turns) {
-    uint x = out[0] | 1;
-    for (uint i = 0; i < turns; ++i) { x ^= x << 13; x ^= x >> 17; x ^= x << 5; }
-    out[0] = x;
-}''').build()
-
+kernel = cl.Program(queue.context, SPIN).build()
 """
-
-
-@pytest.mark.parametrize("exit", EXITS)
-def test_the_process_may_end_whenever(opencl, exit):
-    run_script(EXIT + EXITS[exit])
 
 
 def test_the_work_ends_before_the_process(simulated):
@@ -178,7 +161,10 @@ def test_the_work_ends_before_the_process(simulated):
     look = "import atexit; atexit.register(lambda: print(event.command_execution_status))\n"
     patient = "import dlbridge.kit.gate as ending; ending.PATIENCE = 1000\n"
     launch = "event = kernel.spin(queue, (1,), None, out, np.uint32(turns)); queue.flush()"
-    assert run_script(look + EXIT + patient + launch) == f"{cl.command_execution_status.COMPLETE}\n"
+    assert (
+        run_script(look + EXIT + patient + launch, paths=PATHS)
+        == f"{cl.command_execution_status.COMPLETE}\n"
+    )
 
 
 def test_the_process_ends_though_the_work_does_not(simulated):
@@ -186,7 +172,9 @@ def test_the_process_ends_though_the_work_does_not(simulated):
         pytest.skip("Oclgrind works in the callers' threads alone")
     impatient = "import dlbridge.kit.gate as ending; ending.PATIENCE = 0.1\n"
     never = "gate = cl.UserEvent(queue.context); cl.enqueue_barrier(queue, wait_for=[gate])"
-    ends_though_the_work_does_not(lambda: run_script(EXIT + impatient + never, timeout=100))
+    ends_though_the_work_does_not(
+        lambda: run_script(EXIT + impatient + never, timeout=100, paths=PATHS)
+    )
 
 
 def ends_though_the_work_does_not(run):

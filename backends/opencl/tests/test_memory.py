@@ -5,47 +5,15 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-import pyopencl as cl
 import pytest
 from dlbridge_opencl import copies, devices
 from scripts import run_script
 
 import dlbridge as bridge
 from dlbridge.errors import DeviceMemoryError, ExchangeError
-from dlbridge.protocol import NativeArray, Span
+from dlbridge.protocol import Span
 
 N = 4096
-
-
-def native(opencl, memory):
-    array = NativeArray(
-        0, memory.data, 0, "uint32", (memory.nbytes // 4,), None, readonly=False, owner=memory
-    )
-    return opencl.to_native(array)
-
-
-def test_what_others_hold_is_never_used_again(make, opencl):
-    first = make(N)
-    array = native(opencl, first)
-    data = first.data
-    first.free()
-    assert make(N).data != data
-    assert array.base_data.int_ptr == data
-
-
-def test_freeing_on_the_queue_of_the_kernel_is_safe(make, opencl, kernels, turns):
-    """The memory may be another tensor's at once, and the kernel still reads its own."""
-    queue = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
-    target = make(N * 4)
-    for value in range(1, 51):
-        source = make(N * 4).write(np.full(N, value, "u4"))
-        kernels("late_copy", queue, source.buffer, target.buffer, N, turns)
-        queue.flush()
-        source.free()
-        again = make(N * 4)
-        again.write(np.zeros(N, "u4"))
-        assert (target.read("u4") == value).all(), f"round {value}"
-        again.free()
 
 
 def test_one_byte_more_than_is_promised_for_one_buffer(opencl):
@@ -118,51 +86,12 @@ def test_no_room_is_an_error_and_not_the_end(opencl):
     assert said.endswith("goes on\n")
 
 
-def test_host_memory_is_used_in_place(opencl, kernels, shared):
-    host = aligned(N * 4).view("u4")
-    address = host.__array_interface__["data"][0]
-    assert opencl.host_import_refusal(0, address, host.nbytes, False) == ""
-    memory = opencl.import_host(0, address, host.nbytes, False, 0)
-    queue = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
-    kernels("late_fill", queue, cl.Buffer.from_int_ptr(memory.data, True), N, 9, 0)
-    view = opencl.host_view(Span(0, memory.data, 0, host.nbytes), True, 0)
-    assert (view.data, memory.offset) == (address, 0)
-    assert (host == 9).all()
-
-
-def test_the_end_of_an_import_waits_for_work_on_host_memory(
-    opencl, kernels, context, turns, shared
-):
-    """Its owner may take it back right after."""
-    queue = cl.CommandQueue(context, context.devices[0])
-    opencl.normalize_stream(0, queue)
-    host = aligned(N * 4).view("u4")
-    address = host.__array_interface__["data"][0]
-    memory = opencl.import_host(0, address, host.nbytes, False, 0)
-    kernels("late_fill", queue, cl.Buffer.from_int_ptr(memory.data, True), N, 9, 100 * turns)
-    del memory
-    assert (host == 9).all()
-
-
 def test_badly_aligned_host_memory_is_refused(opencl, shared):
     host = aligned(N)[16:]
     address = host.__array_interface__["data"][0]
     assert "not a multiple of 64 bytes" in opencl.host_import_refusal(0, address, 256, False)
     with pytest.raises(ExchangeError, match="multiple of 64 bytes"):
         opencl.import_host(0, address, 256, False, 0)
-
-
-def test_a_device_with_memory_of_its_own_refuses(opencl):
-    info = opencl.device_info(0)
-    if info["host_memory_shared"]:
-        pytest.skip("it shares the host's")
-    host = aligned(N, 4096)  # as GPUs need it
-    address = host.__array_interface__["data"][0]
-    assert "memory of its own" in opencl.host_import_refusal(0, address, N, False)
-    refusal = opencl.host_import_refusal(0, address, N, True)
-    assert refusal == "" or "keeps a copy of host memory" in refusal
-    memory = opencl.allocate(0, N, 64, 0)
-    assert "memory of its own" in opencl.host_view_refusal(0, memory.data)
 
 
 def test_read_only_host_memory_cannot_be_written(opencl, shared):
@@ -201,26 +130,3 @@ def test_a_small_upload_is_no_command(opencl, layer, limit):
     assert [layer[kind] for kind in kinds] == before
     for tensor in moved:
         assert (bridge.to_device(tensor, "cpu", copy=True).numpy() == array).all()
-
-
-@pytest.mark.parametrize("with_content", [False, True])
-def test_dropped_memory_is_released(opencl, with_content):
-    content = memoryview(bytes(100)) if with_content else None
-    stream = opencl.current_stream(0)
-    for _ in range(3):
-        memory = opencl.allocate(0, 100, 64, stream, content)
-        buffer = cl.Buffer.from_int_ptr(memory.data, True)
-        before = buffer.reference_count
-        del memory
-        if not devices.device(0).thread_safe:  # the next one releases what was dropped
-            opencl.allocate(0, 100, 64, stream)
-        assert buffer.reference_count == before - 1
-
-
-def test_a_kernel_sees_memory_made_with_its_content(opencl, kernels, limit):
-    source = np.arange(N, dtype="u4")[:1000]
-    first = bridge.to_device(source, "opencl:0", copy=True)
-    second = bridge.zeros(1000, "uint32", "opencl:0")
-    into, taken = second.to_native(), first.to_native()
-    kernels("late_copy", into.queue, taken.base_data, into.base_data, 1000, 0)
-    assert (bridge.to_device(second, "cpu", copy=True).numpy() == source).all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 
 import numpy as np
 import pyopencl as cl
@@ -128,16 +127,6 @@ def test_plain_memory_is_no_svm(opencl, fine_grain):
         opencl.from_native(cl.SVM(np.zeros(64, "u4")))
 
 
-def test_work_on_the_arrays_queue_comes_first(opencl, queue, kernels, turns):
-    """At the import, and at every use after it."""
-    array = cl.array.zeros(queue, 4096, "u4")
-    kernels("late_fill", queue, array.data, 4096, 1, 100 * turns)
-    described = opencl.from_native(array)
-    for value in range(2, 20):
-        assert (np.frombuffer(contents(opencl, described, 4096 * 4), "u4") == value - 1).all()
-        kernels("late_fill", queue, array.data, 4096, value, 10 * turns)
-
-
 def test_work_in_another_context(opencl, elsewhere, make):
     """Copies to, from and beside the user's own context go through its queues."""
     host = np.arange(1000, dtype="f4")
@@ -200,51 +189,12 @@ def test_what_is_neither_is_refused(opencl, data):
         opencl.copy_from_host(Span(0, data, 0, 1), memoryview(b"x"), 0)
 
 
-def test_work_on_the_queue_that_was_handed_out_comes_first(opencl, make, kernels, turns, queue):
-    """Though ours goes to another queue, as inside ``use_stream``; and the other way round."""
-    stream = opencl.normalize_stream(0, queue)
-    source, memory = make(4096 * 4), make(4096 * 4, stream)
-    for value in range(1, 20):
-        source.write(np.full(4096, value, "u4"), stream)
-        opencl.copy(Span(0, memory.data, 0, 4096 * 4), Span(0, source.data, 0, 4096 * 4), stream)
-        array = opencl.to_native(
-            NativeArray(0, memory.data, 0, "uint32", (4096,), None, False, memory)
-        )
-        assert (array.get() == value).all()
-        kernels("late_fill", array.queue, array.base_data, 4096, 100 + value, 10 * turns)
-        assert (memory.read("u4") == 100 + value).all()
-
-
-def test_nothing_is_kept_for_arrays_that_are_gone(opencl, queue, make):
-    from dlbridge_opencl.queues import users_of
-
-    before = dict(users_of)
-    array = cl.array.zeros(queue, 16, "u4")
-    described = [opencl.from_native(array), opencl.from_native(array)]
-    memory = make(64)
-    opencl.to_native(NativeArray(0, memory.data, 0, "uint32", (16,), None, False, memory))
-    assert len(users_of) == len(before) + 2
-    assert users_of[described[0].data]().queues == [queue]
-    del described, array
-    memory.free()
-    gc.collect()
-    assert before == dict(users_of)
-
-
 def test_arrays_in_the_users_context_have_one_queue(opencl, elsewhere, make):
     memory = make(64, opencl.normalize_stream(0, elsewhere))
     described = NativeArray(0, memory.data, 0, "uint32", (16,), None, False, memory)
     arrays = [opencl.to_native(described) for _ in range(3)]
     assert arrays[0].context == elsewhere.context
     assert {array.queue for array in arrays} == {arrays[0].queue}
-
-
-def test_contexts_of_the_users_are_not_kept_for_ever(opencl, context):
-    from dlbridge_opencl import queues
-
-    for _ in range(queues.CONTEXTS_KEPT + 3):
-        queues.elsewhere(0, cl.Context(context.devices))
-    assert len(queues._elsewhere) == queues.CONTEXTS_KEPT
 
 
 DESTROYED = """
@@ -281,22 +231,6 @@ def test_a_gpu_keeps_few_contexts_of_the_users(script, opencl):
     assert int(script(DESTROYED, unified=0, gpu=1)) >= 40 - 16
 
 
-@pytest.mark.parametrize("imported", [False, True])
-def test_read_only_tensors_are_not_handed_to_kernels(opencl, imported):
-    """They could write to them: into a bytes object, say, or an array of jax."""
-    if imported and not opencl.device_info(0)["host_memory_shared"]:
-        pytest.skip("the device has memory of its own")
-    host = bridge.empty(4096, "uint8").numpy()
-    host.flags.writeable = False
-    there = bridge.to_device(host, "opencl:0", copy=not imported)
-    tensor = there if imported else bridge.asarray(described_read_only(opencl))
-    assert tensor.readonly
-    with pytest.raises(ExchangeError, match="copy it first: to_device"):
-        tensor.to_native()
-    copied = bridge.to_device(tensor, "opencl:0", copy=True)
-    assert copied.to_native().shape == tensor.shape
-
-
 @pytest.mark.parametrize("like", ["opencl", "pyopencl"])
 def test_a_read_only_array_becomes_one_that_is_writable_by_a_copy(opencl, like):
     if not opencl.device_info(0)["host_memory_shared"]:
@@ -316,11 +250,6 @@ def test_a_read_only_array_becomes_one_that_is_writable_by_a_copy(opencl, like):
         for function in (bridge.plan, bridge.to_device):
             with pytest.raises(bridge.ExchangeError, match=r"copy=False"):
                 function(x, "opencl:0", like=like, copy=False)
-
-
-def described_read_only(opencl):
-    context = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True).context
-    return cl.Buffer(context, cl.mem_flags.READ_ONLY, size=4096)
 
 
 def test_svm_without_elements(opencl, context, fine_grain):

@@ -6,28 +6,10 @@ import threading
 
 import numpy as np
 import pyopencl as cl
-import pytest
 from threads import in_threads
 
 import dlbridge as bridge
 from dlbridge.protocol import Span
-
-
-def test_a_view_of_every_thread_is_given_back(opencl, make, shared):
-    """Many views of one region have one address, and the list of them is not lost."""
-    from dlbridge_opencl import views
-
-    memory = make(4096)
-    barrier = threading.Barrier(4)
-
-    def look(_number):
-        for _ in range(300):
-            barrier.wait()
-            opencl.host_view(Span(0, memory.data, 0, 64), False, memory.stream)
-
-    assert in_threads(look, 4) == []
-    assert not views._resources.all()
-    assert memory.buffer.map_count == 0
 
 
 def test_a_view_that_waits_does_not_lock_out_others(opencl, make, kernels, gate, context, shared):
@@ -113,20 +95,3 @@ def test_host_memory_is_waited_for_though_a_ctrl_c_comes(opencl, make, kernels, 
     assert interrupted
     assert (host == 7).all()
     assert isinstance(host, np.ndarray)
-
-
-def test_a_view_that_is_not_returned_is_not_kept(opencl, make, shared, monkeypatch):
-    from dlbridge_opencl import views
-
-    memory = make(4096)
-    span, call = Span(0, memory.data, 0, 64), views.call
-
-    def interrupt(*given):
-        call(*given)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(views, "call", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        opencl.host_view(span, False, memory.stream)
-    assert not views._resources.all()
-    assert memory.buffer.map_count == 0

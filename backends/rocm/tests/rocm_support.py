@@ -9,6 +9,9 @@ from typing import ClassVar
 from suite import rig
 from suite.rig import gate, memory, python, read, slow, stream, write
 
+from dlbridge.errors import DeviceError, DeviceLost, DeviceMemoryError, ExchangeError
+from dlbridge.kit.status import CaptureError, StreamGoneError
+
 __all__ = [
     "HERE",
     "RocmRig",
@@ -59,7 +62,53 @@ def where():
     return found.value
 
 
+ROWS = {
+    "played_version": [None, (5, 2), (7, 0)],
+    "no_pools": ["the attribute says so", "no default", "refusal", "HIP 5"],
+    # shape, strides, strides of the source, bytes of a run; linear and flat copies
+    "copied": [
+        ((5,), (10,), (16,), 8, (0, 1)),
+        ((3, 5), (50, 10), (160, 16), 8, (0, 3)),
+        ((5, 3), (10, 50), (16, 160), 8, (0, 3)),  # the outer dimension is the finer one
+        ((1, 5), (7, 10), (3, 16), 8, (0, 1)),
+        ((1,), (1,), (1,), 8, (1, 0)),
+        ((4,), (8,), (3,), 8, (4, 0)),  # runs of the source overlap
+        ((2, 4), (40, 8), (12, 3), 8, (8, 0)),
+    ],
+    "refusal": [
+        (1, DeviceError, r"hipErrorInvalidValue \(1\): said by the shim"),
+        (2, DeviceMemoryError, r"hipErrorOutOfMemory \(2\).*free some tensors"),
+        (3, DeviceError, r"NotInitialized \(3\).*fork\(\)"),
+        (101, DeviceError, r"InvalidDevice \(101\).*HIP_VISIBLE_DEVICES"),
+        (400, StreamGoneError, "InvalidHandle.*destroyed"),
+        (700, DeviceLost, "IllegalAddress.*restart the process"),
+        (709, StreamGoneError, "ContextIsDestroyed.*reset the device"),
+        (719, DeviceLost, "LaunchFailure.*restart the process"),
+        (801, ExchangeError, "NotSupported.*cannot do that"),
+        (900, CaptureError, "StreamCaptureUnsupported.*capturing a HIP graph"),
+        (906, CaptureError, "StreamCaptureImplicit.*capturing a HIP graph"),
+        (54321, DeviceError, r"hipErrorUnknown \(54321\)"),
+    ],
+    "librarys_stream": [
+        (rig.of_library("torch.cuda.streams", cuda_stream=55), 55),
+        (rig.of_library("torch.cuda.streams", cuda_stream=0), 0),
+        (rig.of_library("cupy.cuda.stream", ptr=66), 66),
+        (rig.of_library("cupy.cuda.stream", ptr=0), 0),
+        (rig.of_library("hip.hip", "ihipStream_t", __int__=lambda self: 44), 44),
+        (rig.of_library("rocm.bindings.hip", "ihipStream_t", __int__=lambda self: 45), 45),
+    ],
+    "no_stream": [
+        rig.of_library("torch.cuda.streams"),
+        rig.of_library("cupy.cuda.stream", ptr="x"),
+        rig.of_library("hip.hip", "ihipEvent_t", __int__=lambda self: 44),
+        rig.of_library("somewhere.else", cuda_stream=5, ptr=5, __cuda_stream__=(0, 5)),
+    ],
+}
+NOT_SUPPORTED = 801
+
+
 class RocmRig(rig.Rig):
+    api, rows = "HIP", ROWS
     device, host, kinds = "rocm", "rocm_host", ("rocm", "rocm_host")
     default, default_streams = 0, (0,)
     looks_up_gone_streams = True
@@ -138,6 +187,21 @@ class RocmRig(rig.Rig):
             self.gpu().pools.clear()
         hip("hipMemPoolGetAttribute", *which)
         return number.value
+
+    def without_pools(self, fake, way):
+        """A runtime that has the function and refuses it, one that has none, and HIP 5."""
+        from dlbridge_rocm import ROCM
+
+        if way == "the attribute says so":
+            fake.attribute(115, 0)  # MEMORY_POOLS_SUPPORTED, below the shim
+        elif way == "no default":
+            fake.fail("hipDeviceGetDefaultMemPool", NOT_SUPPORTED)
+            fake.forget()
+        elif way == "refusal":
+            fake.fail("allocate", NOT_SUPPORTED)
+        else:
+            fake.version(5, 2)
+        return ROCM()
 
     def gpu(self):
         from dlbridge_rocm.gpu import gpu

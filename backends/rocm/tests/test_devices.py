@@ -3,7 +3,6 @@
 import pytest
 from suite.rig import rig
 
-import dlbridge
 from dlbridge.errors import DeviceError
 
 HOST_MEMORY_SHARED = 18  # CUdevice_attribute INTEGRATED, below the shim
@@ -49,12 +48,3 @@ def test_an_attribute_that_the_runtime_does_not_know(fake, rocm):
 )
 def test_uuids(rocm, raw, text):
     assert rocm.driver.uuid_text(raw, "Fake") == text
-
-
-def test_devices_by_name(fake, rocm, two_devices):
-    uuid = rocm.device_info(1)["uuid"]
-    assert uuid != rocm.device_info(0)["uuid"]
-    assert rocm.find_device(uuid.upper()) == 1
-    assert dlbridge.zeros(3, device=f"rocm:{uuid}").device.index == 1
-    with pytest.raises(LookupError, match=r"no rocm device is called 'Voodoo'; there are 0: Fake"):
-        rocm.find_device("Voodoo")

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from pages import programs
+from pages import run_examples
 from rocm_support import HERE
 
 PAGE = HERE.parents[2] / "docs" / "rocm.md"
@@ -14,11 +14,8 @@ def page():
     return PAGE.read_text()
 
 
-def test_the_examples_run(rocm, page, capsys):
-    blocks = programs(page)
-    assert len(blocks) == 1
-    names = {}
-    exec(compile(blocks[0], str(PAGE), "exec"), names)
+def test_the_examples_run(rocm, capsys):
+    names = run_examples(PAGE, 1)
     assert names["y"].tolist() == list(range(0, 1024, 2))
     assert names["p"].shape == (1024,)
     assert "8192 bytes" in capsys.readouterr().out.replace(",", "")

@@ -11,37 +11,6 @@ import dlbridge
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Span
 
-NOT_SUPPORTED = 801
-
-
-@pytest.fixture(params=["no default", "refusal", "HIP 5"])
-def no_pools(request, fake):
-    """A runtime that has the function and refuses it, and HIP 5."""
-    from dlbridge_rocm import ROCM
-
-    if request.param == "no default":
-        fake.fail("hipDeviceGetDefaultMemPool", NOT_SUPPORTED)
-        fake.forget()
-    elif request.param == "refusal":
-        fake.fail("hipMallocFromPoolAsync", NOT_SUPPORTED)
-    else:
-        fake.version(5, 2)
-    return ROCM()
-
-
-def test_without_pools(fake, no_pools):
-    """Plain allocation, and a free that waits: the driver crashes on too early a free."""
-    live, pooled = fake.live(), fake.calls("hipFreeAsync")
-    with stream() as other:
-        data = hold(no_pools.allocate(0, 1 << 16, 256, other))
-        with gate(other) as closed:
-            no_pools.fill(Span(0, data, 0, 1 << 16), 7, other)
-            closed.open_soon()
-            drop(data, other)
-            assert closed.is_open
-        assert fake.live() == live
-    assert fake.calls("hipFreeAsync") == pooled
-
 
 def test_arrays_are_refused(fake, rocm):
     """A type of memory that has no place in a tensor is refused by its number."""

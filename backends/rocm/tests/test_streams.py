@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from rocm_support import gate, memory, read, stream
+from suite.rig import of_library
 
 import dlbridge
 from dlbridge.errors import DeviceError
@@ -21,43 +22,9 @@ def test_cudas_default_streams_are_forbidden(kind, value):  # S11
         kind.normalize_stream(0, value)
 
 
-def of_library(module, name="Stream", **members):
-    """An object as *module* would have made it, without the library."""
-    return type(name, (), {"__module__": module, **members})()
-
-
-@pytest.mark.parametrize(
-    ("obj", "handle"),
-    [
-        (of_library("torch.cuda.streams", cuda_stream=55), 55),
-        (of_library("torch.cuda.streams", cuda_stream=0), 0),
-        (of_library("cupy.cuda.stream", ptr=66), 66),
-        (of_library("cupy.cuda.stream", ptr=0), 0),
-        (of_library("hip.hip", "ihipStream_t", __int__=lambda self: 44), 44),
-        (of_library("rocm.bindings.hip", "ihipStream_t", __int__=lambda self: 45), 45),
-    ],
-)
-def test_streams_of_libraries(rocm, obj, handle):
-    assert rocm.normalize_stream(0, obj) == handle
-
-
 def test_the_per_thread_stream_of_a_library_is_forbidden_too(rocm):
     with pytest.raises(ValueError, match="stream=2"):
         rocm.normalize_stream(0, of_library("cupy.cuda.stream", ptr=2))
-
-
-@pytest.mark.parametrize(
-    "obj",
-    [
-        of_library("torch.cuda.streams"),
-        of_library("cupy.cuda.stream", ptr="x"),
-        of_library("hip.hip", "ihipEvent_t", __int__=lambda self: 44),
-        of_library("somewhere.else", cuda_stream=5, ptr=5, __cuda_stream__=(0, 5)),
-    ],
-)
-def test_what_is_not_a_stream_of_theirs(rocm, obj):
-    with pytest.raises(TypeError, match="is not a HIP stream; pass None"):
-        rocm.normalize_stream(0, obj)
 
 
 # Order ------------------------------------------------------------------------

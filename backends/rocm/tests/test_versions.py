@@ -4,10 +4,10 @@ import ctypes
 
 import numpy as np
 import pytest
-from rocm_support import memory, read, stream, write
+from rocm_support import memory, read, stream
 
 import dlbridge
-from dlbridge.errors import BackendUnavailable, DeviceError, ExchangeError
+from dlbridge.errors import DeviceError, ExchangeError
 
 VERSIONS = [(5, 2), (6, 1), (7, 0)]
 
@@ -31,14 +31,6 @@ def test_real_version_numbers(fake, rocm, number, want):
     fake.top.fake_hip_version(number)
     fake.forget()
     assert rocm.driver.version() == want
-
-
-def test_too_old(fake):
-    from dlbridge_rocm.gpu import GPU
-
-    fake.version(4, 5)
-    with pytest.raises(BackendUnavailable, match=r"it is HIP 4\.5, dlbridge-rocm needs 5\.0"):
-        GPU().device_count()
 
 
 def test_where_pointers_live(version, fake, rocm, rocm_host):
@@ -82,13 +74,6 @@ def test_plain_host_memory_that_is_an_error(version, fake, kind):
     """As in HIP 5, and in releases of 6 and 7: their documentation says so."""
     data = ctypes.addressof(buffer := ctypes.create_string_buffer(64))
     fake.fail("hipPointerGetAttributes", 1)
-    with pytest.raises(ExchangeError, match="it is pageable memory; its exporter mislabels it"):
-        kind.import_data(0, data, "test")
-    del buffer
-
-
-def test_plain_host_memory(version, kind):
-    data = ctypes.addressof(buffer := ctypes.create_string_buffer(64))
     with pytest.raises(ExchangeError, match="it is pageable memory; its exporter mislabels it"):
         kind.import_data(0, data, "test")
     del buffer
@@ -138,9 +123,3 @@ def test_the_last_error_is_taken_off(version, fake, rocm):
     with stream() as own, pytest.raises(DeviceError):  # it is no capture
         gpu.is_idle(own)
     assert load().hipGetLastError() == 0
-
-
-def test_writes(version, rocm_host):
-    with memory(rocm_host, 64) as data:
-        write(rocm_host, data, b"y" * 64)
-        assert ctypes.string_at(data, 64) == b"y" * 64

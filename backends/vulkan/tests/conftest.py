@@ -22,7 +22,7 @@ from dlbridge.protocol import Span
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[2] / "tests" / "support")]
 
-from expected import backend_or_skip, expected as is_expected  # noqa: E402 - found by that
+from expected import backend_or_skip, lacking  # noqa: E402 - found by that
 from folders import new_folder, pytest_sessionfinish  # noqa: E402, F401 - for pytest to find
 from frozen import older_objects_are_frozen  # noqa: E402, F401 - for pytest to find
 from held_buffers import allocate, free  # noqa: E402
@@ -60,9 +60,9 @@ sys.exit(maps.exists() and "validation" not in maps.read_text())
 """
 
 
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run *code* in a new process, whose crash is then only its own."""
-    return finished(code, paths=(HERE,), env=environment)
+    return finished(code, *arguments, paths=(HERE,), env=environment)
 
 
 def swiftshader() -> Path | None:
@@ -112,13 +112,8 @@ def messages() -> str:
 
 
 @pytest.fixture(scope="session")
-def expected():
-    return is_expected
-
-
-@pytest.fixture(scope="session")
 def run_python():
-    """``run_python(code, **environment)``: in a new process."""
+    """``run_python(code, *arguments, **environment)``: in a new process."""
     return run
 
 
@@ -132,10 +127,23 @@ def validated():
 def second(vulkan):
     """The device_id of a second device, or a skip."""
     if vulkan.device_count() < 2:
-        if is_expected("swiftshader"):
-            pytest.fail("SwiftShader was promised, and there is one device only")
-        pytest.skip("one Vulkan device only; tests/swiftshader.py fetches a second")
+        lacking("swiftshader", "one Vulkan device only; tests/swiftshader.py fetches a second")
     return 1
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    """``compiled(glsl)``: the module that glslang makes."""
+    if shutil.which("glslangValidator") is None:
+        lacking("glslang", "needs glslangValidator (Debian: glslang-tools)")
+
+    def compile_(source, target="vulkan1.2"):
+        (tmp_path / "x.comp").write_text(source)
+        command = ["glslangValidator", "-V", "--target-env", target, tmp_path / "x.comp"]
+        subprocess.run([*command, "-o", tmp_path / "x"], check=True, capture_output=True)
+        return (tmp_path / "x").read_bytes()
+
+    return compile_
 
 
 @pytest.fixture(scope="session")
@@ -291,7 +299,7 @@ def _lavapipe():
 
 
 @pytest.fixture(scope="session")
-def simulated_library(expected):
+def simulated_library():
     """The simulated device of tests/simulated, compiled; or a skip with the reason."""
     compiler = shutil.which(os.environ.get("CC", "gcc"))
     target = Path(TEMPORARY) / "libsimulated.so"
@@ -306,8 +314,7 @@ def simulated_library(expected):
         if done.returncode:
             reason = "needs Vulkan's headers (Debian: libvulkan-dev)"
     if reason:
-        assert not expected("vulkan_headers"), reason
-        pytest.skip(reason)
+        lacking("vulkan_headers", reason)
     return target
 
 

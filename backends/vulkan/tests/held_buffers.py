@@ -2,6 +2,8 @@
 
 from dlbridge_vulkan.library import load
 
+from dlbridge.protocol import Span
+
 HELD = {}
 
 
@@ -36,6 +38,20 @@ def import_memory(backend, device_id, memory):
 def free(backend, device_id, data, stream=0):
     """Drop what is held."""
     HELD.pop(data, None)
+
+
+def write(backend, data, content, offset=0, device_id=0):
+    """Copy *content*, bytes or an array, to the memory."""
+    source = memoryview(content).cast("B")
+    backend.copy_from_host(Span(device_id, data, offset, len(source)), source, 0)
+
+
+def read(backend, data, nbytes, offset=0, device_id=0):
+    """The bytes in the memory, once the work on it is done."""
+    into = bytearray(nbytes)
+    backend.copy_to_host(Span(device_id, data, offset, nbytes), memoryview(into), 0)
+    backend.synchronize(device_id, 0)
+    return bytes(into)
 
 
 class Loader:

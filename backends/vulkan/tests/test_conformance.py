@@ -1,5 +1,7 @@
 """The conformance kit: on mapped memory, on a second device, on staged memory."""
 
+from typing import ClassVar
+
 import pytest
 from dlbridge_vulkan import Vulkan
 from dlbridge_vulkan.library import load
@@ -11,6 +13,7 @@ from dlbridge.testing import BackendTests
 class VulkanTests(BackendTests):
     name = "vulkan"
     delay = None
+    without_driver: ClassVar = {"VK_DRIVER_FILES": "/nowhere.json", "VK_INSTANCE_LAYERS": ""}
     refuses_writes = False  # Vulkan has no such right, and imports such memory on CPUs only
     # The validation layer looks at each of thousands of regions, and machines may be busy.
     patience = 300

@@ -6,9 +6,8 @@ import tracemalloc
 import numpy as np
 import pytest
 from dlbridge_vulkan import copies
-from dlbridge_vulkan.copies import _parts as parts
-from dlbridge_vulkan.device import CHUNK, SLOTS
-from held_buffers import allocate, free
+from dlbridge_vulkan.device import CHUNK
+from held_buffers import allocate, free, read, write
 
 from dlbridge.protocol import Region, Span
 from dlbridge.testing import side
@@ -20,17 +19,6 @@ def noise(nbytes):
     return random.Random(SEED).randbytes(nbytes)
 
 
-@pytest.mark.parametrize(
-    "nbytes", [1, CHUNK - 1, CHUNK, CHUNK + 1, SLOTS * CHUNK, (SLOTS + 1) * CHUNK + 3]
-)
-@pytest.mark.parametrize("offset", [0, 3])
-def test_round_trips_across_the_rings_chunks(each, nbytes, offset):
-    content = noise(nbytes)
-    data = each.of(b"-" * (nbytes + offset + 5))
-    each.backend.copy_from_host(Span(0, data, offset, len(content)), memoryview(content), 0)
-    assert each.bytes(data, nbytes + offset + 5) == b"-" * offset + content + b"-" * 5
-
-
 def test_a_mapped_copy_waits_for_the_device(vulkan, tensors, scale, delay):
     """The host must not write under a running shader, nor read before it is done."""
     data = tensors.of(np.ones(1, np.float32))
@@ -39,22 +27,11 @@ def test_a_mapped_copy_waits_for_the_device(vulkan, tensors, scale, delay):
     assert np.frombuffer(tensors.bytes(data, 4), np.float32)[0] == 2
     delay(vulkan, data)
     scale(vulkan, data, 1, 3.0)
-    vulkan.copy_from_host(Span(0, data, 0, 4), memoryview(np.float32(7).tobytes()), 0)
+    write(vulkan, data, np.float32(7).tobytes())
     assert np.frombuffer(tensors.bytes(data, 4), np.float32)[0] == 7
 
 
 # Strided
-
-
-def test_parts_cover_the_shape_once():
-    """Every index in exactly one part, none above the limit."""
-    for shape in [(5,), (3, 4), (2, 3, 4), (1, 7, 1), (6, 1)]:
-        for limit in (1, 2, 3, 5, 12, 100):
-            seen = np.zeros(shape, int)
-            for low, extent in parts(shape, limit):
-                assert np.prod(extent) <= limit
-                seen[tuple(slice(a, a + n) for a, n in zip(low, extent, strict=True))] += 1
-            assert (seen == 1).all()
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 3, 4, 8, 16])
@@ -145,14 +122,13 @@ def test_between_mapped_and_unmapped_memory(vulkan, second, monkeypatch, directi
     content = noise(3 * CHUNK)
     a = allocate(vulkan, 0, len(content), 16, 0)
     b = allocate(vulkan, second, len(content), 16, 0)
-    vulkan.copy_from_host(Span(0, a, 0, len(content)), memoryview(content), 0)
+    write(vulkan, a, content)
     hidden = vulkan.devices.buffer(a if direction == "into mapped" else b)
     monkeypatch.setattr(hidden, "mapped", 0)
     monkeypatch.setattr(hidden, "cached", False)
     vulkan.copy(Span(second, b, 0, len(content)), Span(0, a, 0, len(content)), 0)
     vulkan.synchronize(second, 0)
-    got = bytearray(len(content))
-    vulkan.copy_to_host(Span(second, b, 0, len(got)), memoryview(got), 0)
+    got = read(vulkan, b, len(content), device_id=second)
     assert got == content
     free(vulkan, 0, a, 0)
     free(vulkan, second, b, 0)
@@ -165,7 +141,7 @@ def test_memory_that_is_written_directly_and_read_by_staging(vulkan, tensors, mo
     if not tensors.allocation(data).mapped:
         pytest.skip(vulkan.host_view_refusal(0, data))
     monkeypatch.setattr(tensors.allocation(data), "cached", False)
-    vulkan.copy_from_host(Span(0, data, 0, len(content)), memoryview(content), 0)
+    write(vulkan, data, content)
     before = vulkan.devices[0].queue.submitted
     assert tensors.bytes(data, len(content)) == content
     assert vulkan.devices[0].queue.submitted > before

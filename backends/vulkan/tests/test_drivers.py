@@ -2,19 +2,17 @@
 
 import gc
 import mmap
-import os
 import struct
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import instance as instances, library, shared
+from dlbridge_vulkan import instance as instances, library
 from dlbridge_vulkan.instance import compute_family
-from held_buffers import allocate, free, import_host
+from held_buffers import allocate, free, import_host, read, write
 
 import dlbridge as bridge
 from dlbridge.core.plugins import registry
 from dlbridge.errors import BackendUnavailable, DeviceMemoryError, ExchangeError
-from dlbridge.kit import gate as process_end
 from dlbridge.protocol import Region, Span
 from dlbridge.testing import side
 
@@ -54,9 +52,8 @@ def test_the_next_type_when_one_is_full(one):
     kinds = [backend.devices.buffer(data).heap.kind.index for data in made]
     assert kinds == [0, 0, 2, 2]
     for data in made:
-        backend.copy_from_host(Span(0, data, 48 * MIB - 5, 5), memoryview(b"abcde"), 0)
-        got = bytearray(5)
-        backend.copy_to_host(Span(0, data, 48 * MIB - 5, len(got)), memoryview(got), 0)
+        write(backend, data, b"abcde", 48 * MIB - 5)
+        got = read(backend, data, 5, 48 * MIB - 5)
         assert got == b"abcde"
     for data in made:
         free(backend, 0, data, 0)
@@ -88,7 +85,7 @@ def test_uncached_mapped_memory_is_written_in_long_runs_only(one):
     assert allocation.mapped
     assert not allocation.cached
     before = queue.submitted
-    backend.copy_from_host(Span(0, data, 0, 4096), memoryview(bytes(4096)), 0)
+    write(backend, data, bytes(4096))
     assert queue.submitted == before
     backend.fill(Span(0, data, 0, 1024), 5, 0)
     assert queue.submitted > before
@@ -97,8 +94,7 @@ def test_uncached_mapped_memory_is_written_in_long_runs_only(one):
         *side(0, data, 0, (100,), (8,), 4), memoryview(b"\7" * 400), Region((100,), (4,), 4), 0
     )
     assert queue.submitted > before
-    got = bytearray(4096)
-    backend.copy_to_host(Span(0, data, 0, len(got)), memoryview(got), 0)
+    got = read(backend, data, 4096)
     want = np.zeros(4096, np.uint8)
     want[:1024] = 5
     want[:800].reshape(100, 8)[:, :4] = 7
@@ -149,22 +145,6 @@ def test_what_cannot_be_imported_is_refused_before(one, integrated, vulkan, page
     assert "more than the 4194304 of one buffer" in small.host_import_refusal(0, 0, 8 * MIB, True)
 
 
-def test_host_memory_in_place_is_for_shared_memory(one, integrated, vulkan, pages):
-    """A discrete GPU would read it over its bus each time: it says so, and does it if asked."""
-    assert vulkan.host_import_refusal(0, pages[0], 4096, False) == ""
-    assert integrated.host_import_refusal(0, pages[0], 4096, False) == ""
-    backend = one(NO_IMPORT=0)
-    refusal = backend.host_import_refusal(0, pages[0], 4096, False)
-    assert "would cross its bus (copy=False asks for it)" in refusal
-    # And no advice to let the memory begin at a page, which would change nothing.
-    assert backend.host_import_refusal(0, pages[0] + 4, 4096, False) == refusal
-    assert backend.host_import_refusal(0, pages[0], 4096, True) == ""
-    data, _ = import_host(backend, 0, pages[0], mmap.PAGESIZE, False)
-    backend.fill(Span(0, data, 0, 16), 9, 0)
-    free(backend, 0, data, 0)
-    assert pages[1][:17] == b"\x09" * 16 + b"\0"
-
-
 @pytest.mark.parametrize(("kind", "step"), [("discrete", "upload"), ("integrated", "host import")])
 def test_where_page_aligned_arrays_go(one, pages, monkeypatch, kind, step):
     """Into a discrete GPU's own memory, unless `copy=False` says that they stay; `explain` says so."""
@@ -183,13 +163,6 @@ def test_where_page_aligned_arrays_go(one, pages, monkeypatch, kind, step):
     gc.collect()
 
 
-def test_host_import_refusal_takes_no_memory(integrated, pages):
-    """It asks nothing of the driver's memory, and so can be called by `explain`."""
-    before = integrated.devices[0].allocations
-    assert shared.import_refusal(integrated.devices[0], pages[0], mmap.PAGESIZE) == ""
-    assert integrated.devices[0].allocations == before
-
-
 # Strided copies
 
 
@@ -204,7 +177,7 @@ def test_very_many_short_runs_take_few_submissions(discrete, shared, monkeypatch
     values = np.arange(2 * count, dtype=np.int32)
     data = allocate(discrete, 0, values.nbytes, 256, 0)
     queue = discrete.devices[0].queue
-    discrete.copy_from_host(Span(0, data, 0, values.nbytes), memoryview(values).cast("B"), 0)
+    write(discrete, data, values)
     got = np.zeros(count, np.int32)
     before = queue.submitted
     discrete.copy_strided_to_host(
@@ -298,18 +271,6 @@ def test_the_reason_why_a_device_could_not_be_described(vulkan, monkeypatch):
         instances.physical_devices(vulkan.devices.instance, instances.NEEDED)
 
 
-def test_the_wait_at_the_end_has_an_end(vulkan, tensors, scale, gate, monkeypatch):
-    """A shader that never ends must not keep the process."""
-    monkeypatch.setattr(process_end, "PATIENCE", 0.0)
-    monkeypatch.setattr(process_end, "_gates", [])
-    monkeypatch.setattr(process_end, "_pending", [(os.getpid(), vulkan.devices.pending)])
-    gate(vulkan)
-    value = scale(vulkan, tensors.new(4), 1, 1.0)
-    process_end._end()
-    assert not vulkan.devices[0].queue.done(value)
-    assert not next(vulkan.devices.pending())()  # the first device's
-
-
 def test_the_loaders_names():
     """On macOS the dynamic linker does not look where Homebrew and the SDK install."""
     mac = library.names("darwin", "/Users/me/VulkanSDK/1.3/macOS")
@@ -339,11 +300,10 @@ def test_the_simulated_device_has_teeth(one, run_python, simulated_library):
     data = allocate(backend, 0, 64, 4, 0)
     allocation = backend.devices.buffer(data)
     assert allocation.mapped
-    backend.copy_from_host(Span(0, data, 0, 64), memoryview(b"x" * 64), 0)
+    write(backend, data, b"x" * 64)
     other = allocate(backend, 0, 64, 4, 0)
     backend.copy(Span(0, other, 0, 64), Span(0, data, 0, 64), 0)
     backend.devices.buffer(other).cached = False  # read by staging
-    got = bytearray(64)
-    backend.copy_to_host(Span(0, other, 0, len(got)), memoryview(got), 0)
+    got = read(backend, other, 64)
     assert got != b"x" * 64
     assert struct.unpack("=Q", got[:8])

@@ -6,10 +6,9 @@ import os
 import pytest
 from dlbridge_vulkan import devices
 from dlbridge_vulkan.library import constant
-from held_buffers import allocate, free
+from held_buffers import allocate, free, write
 
 from dlbridge.errors import DeviceError, ExchangeError
-from dlbridge.protocol import Span
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def test_the_file_is_the_memory(exporting, buffer):
     if "llvmpipe" not in exporting.device_info(0)["name"]:
         pytest.skip("what an opaque file descriptor is, each driver knows for itself")
     marker = os.urandom(64)
-    exporting.copy_from_host(Span(0, buffer, 100, 64), memoryview(marker), 0)
+    write(exporting, buffer, marker, 100)
     exporting.synchronize(0, 0)
     memory = exporting.export_memory(0, buffer)
     try:

@@ -3,7 +3,7 @@
 import gc
 
 import pytest
-from dlbridge_vulkan import Vulkan, shared
+from dlbridge_vulkan import Vulkan
 from dlbridge_vulkan.devices import ADOPTED
 from held_buffers import allocate, allocate_exportable, free, import_memory
 
@@ -53,26 +53,6 @@ def test_a_whole_buffer_is_seen(sharing, scale):
     with pytest.raises(ExchangeError, match="outside a Vulkan buffer"):
         sharing.copy_from_host(Span(0, data, 4094, 3), ones, 0)
     free(sharing, 0, data, 0)
-
-
-def test_the_import_is_of_the_same_memory_type(sharing, monkeypatch):
-    """Vulkan asks for it: both sides choose by one rule."""
-    chosen = []
-    real = shared._local_type
-
-    def note(device, buffer):
-        chosen.append(real(device, buffer))
-        return chosen[-1]
-
-    monkeypatch.setattr(shared, "_local_type", note)
-    data = allocate_exportable(sharing, 0, 5000, 0)
-    memory = sharing.export_memory(0, data)
-    imported, _ = import_memory(sharing, 0, memory)
-    del memory
-    for each in (imported, data):
-        free(sharing, 0, each, 0)
-    assert len(chosen) == 2
-    assert chosen[0] == chosen[1]
 
 
 def test_too_much_at_once(sharing):
@@ -146,19 +126,3 @@ def test_its_end_waits_for_the_work(sharing, delay):
     free(sharing, 0, data, 0)
     assert sharing.devices[0].queue.done(value)
     free(sharing, 0, imported, 0)
-
-
-@pytest.mark.usefixtures("vulkan")
-def test_without_the_environment(run_python):
-    """DLBRIDGE_VULKAN_EXPORT is about all tensors; shared memory needs no word of it."""
-    code = """
-import dlbridge as bridge
-from held_buffers import allocate, allocate_exportable, free
-vulkan = bridge.backend("vulkan")
-print(repr(vulkan.memory_export_refusal(0, 0)))
-data = allocate_exportable(vulkan, 0, 64, 0)
-print(repr(vulkan.memory_export_refusal(0, data)))
-free(vulkan, 0, data, 0)
-"""
-    done = run_python(code, DLBRIDGE_VULKAN_EXPORT="0")
-    assert done.stdout == "''\n''\n", done.stderr

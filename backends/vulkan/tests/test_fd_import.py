@@ -1,14 +1,15 @@
 """Memory of another driver as a Vulkan buffer: here, of another VkDevice of the same driver."""
 
 import gc
-import linecache
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import Vulkan
+from dlbridge_vulkan import Vulkan, shared
+from dlbridge_vulkan.memory import Block
 from held_buffers import allocate, free, import_memory
+from interrupted import at_each_step
 
 import dlbridge as bridge
 from dlbridge.core.plugins import lookup, registry
@@ -85,40 +86,13 @@ def test_a_device_without_the_extension(vulkan, monkeypatch):
         import_memory(vulkan, 0, ExportedMemory(0, 4096, 0))
 
 
-def interrupted_imports(vulkan, memory):
-    """The import is tried again and again, with an exception after its first, second ... call.
+def counts(backend):
+    gc.collect()
+    backend.devices[0].buffers.sweep()
+    return open_files(), backend.devices[0].allocations
 
-    Those of a signal handler come after a call, where the next line begins. What another
-    exception than that one says, and what the last import gives, is returned.
-    """
-    for count in range(1, 200):
-        left, before = count, {}
 
-        def trace(frame, event, _argument, before=before):
-            nonlocal left
-            if not frame.f_code.co_filename.endswith("shared.py"):
-                return None
-            if event == "line":
-                last = before.get(frame, "")
-                before[frame] = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-                left -= "(" in last or ")" in last
-                if left == 0:
-                    raise KeyboardInterrupt
-            return trace
-
-        sys.settrace(trace)
-        try:
-            given = import_memory(vulkan, 0, memory)
-        except KeyboardInterrupt:
-            continue
-        except Error as exc:
-            given = str(exc)
-        finally:
-            sys.settrace(None)
-            before.clear()  # the frames, with what they hold
-        assert count > 4, "no line was interrupted"
-        return given
-    raise AssertionError("it never ended")
+STEPS = shared.import_fd, shared._block, shared._make_buffer, shared._bind, Block.allocate
 
 
 def test_an_import_that_a_handler_interrupts(vulkan, exporting):
@@ -126,23 +100,22 @@ def test_an_import_that_a_handler_interrupts(vulkan, exporting):
     data = allocate(exporting, 0, 5000, 256, 0)
     memory = exporting.export_memory(0, data)
     free(vulkan, 0, import_memory(vulkan, 0, memory)[0], 0)
-    vulkan.devices[0].buffers.sweep()
-    before, allocations = open_files(), vulkan.devices[0].allocations
-    imported, _ = interrupted_imports(vulkan, memory)
-    free(vulkan, 0, imported, 0)
-    gc.collect()
-    vulkan.devices[0].buffers.sweep()
-    assert (open_files(), vulkan.devices[0].allocations) == (before, allocations)
-    del memory
+    before = counts(vulkan)
+    work = partial(vulkan.import_memory, 0, memory, 0)
+    assert len(at_each_step(STEPS, work, int)) > 20
+    assert counts(vulkan) == before
+    del memory, work
     free(exporting, 0, data, 0)
 
 
 def test_a_refused_import_that_a_handler_interrupts(vulkan):
+    def work():
+        with pytest.raises(Error, match="vkAllocateMemory"):
+            vulkan.import_memory(0, memory, 0)
+
     with Path("/dev/null").open("rb") as file:
         memory = ExportedMemory(file.fileno(), 4096, 0)
-        before, allocations = open_files(), vulkan.devices[0].allocations
-        assert "vkAllocateMemory" in interrupted_imports(vulkan, memory)
-        gc.collect()
-        vulkan.devices[0].buffers.sweep()
-        assert (open_files(), vulkan.devices[0].allocations) == (before, allocations)
+        before = counts(vulkan)
+        assert len(at_each_step(STEPS, work, int)) > 20
+        assert counts(vulkan) == before
         assert file.read() == b""

@@ -4,11 +4,9 @@ import json
 
 import pytest
 from dlbridge_vulkan import instance as instances, library
-from dlbridge_vulkan.devices import Devices
-from dlbridge_vulkan.instance import KINDS, version_text
+from dlbridge_vulkan.instance import KINDS
 from held_buffers import Loader, allocate, free
 
-import dlbridge
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError
 
 
@@ -18,23 +16,6 @@ def test_no_loader(monkeypatch):
     monkeypatch.setattr(library, "names", lambda *_: ("libnone-a.so", "libnone-b.so"))
     with pytest.raises(BackendUnavailable, match=r"libnone-a\.so .*libnone-b\.so .*apt install"):
         library.load()
-
-
-@pytest.mark.usefixtures("vulkan")
-def test_no_driver(run_python, tmp_path):
-    """A loader without a driver is unavailable, not broken."""
-    driver = tmp_path / "driver.json"
-    content = {"library_path": str(tmp_path / "no.so"), "api_version": "1.3.0"}
-    driver.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": content}))
-    done = run_python(
-        "from dlbridge_vulkan import Vulkan\n"
-        "from dlbridge.errors import BackendUnavailable\n"
-        "try: Vulkan()\n"
-        "except BackendUnavailable as exc: print(exc)\n",
-        VK_DRIVER_FILES=str(driver),
-        VK_INSTANCE_LAYERS="",
-    )
-    assert "Vulkan driver" in done.stdout, done.stderr
 
 
 def test_an_old_loader(vulkan, monkeypatch):
@@ -85,28 +66,6 @@ def test_tvms_order(vulkan, monkeypatch):
     assert set(listed) == set(KINDS)
 
 
-def test_devices_by_name(vulkan):
-    for index in range(vulkan.device_count()):
-        info = vulkan.device_info(index)
-        assert vulkan.find_device(info["uuid"]) == index
-        assert vulkan.find_device(info["uuid"].replace("-", "").upper()) == index
-        assert vulkan.find_device(info["name"].upper()) == index
-    with pytest.raises(LookupError, match=r"'no such'; there are 0: "):
-        vulkan.find_device("no such")
-    with pytest.raises(LookupError, match="''"):
-        vulkan.find_device("")
-
-
-def test_the_identity_of_a_device(vulkan):
-    """`Device.uuid` is what the driver says, and `Device.pci` what it says with the extension."""
-    for index in range(vulkan.device_count()):
-        device, info = dlbridge.device(f"vulkan:{index}"), vulkan.device_info(index)
-        assert device.uuid == info["uuid"]
-        assert device.pci == info.get("pci")
-        assert device.same_device("vulkan") is device
-        assert device.same_device("cpu") is None
-
-
 def test_device_info(vulkan):
     """Plain values, which `info --json` can print, and sizes that are true."""
     for index in range(vulkan.device_count()):
@@ -117,11 +76,6 @@ def test_device_info(vulkan):
         assert info["kind"] in KINDS
         assert len(info["uuid"]) == 36
         assert info["max_push_constants"] >= 128  # the specification's minimum
-
-
-def test_two_backends_are_two_instances(vulkan):
-    """Nothing is global but the library."""
-    assert Devices(staged=False).instance != vulkan.devices.instance
 
 
 def test_a_device_that_cannot_be_opened_leaves_nothing(vulkan, monkeypatch):
@@ -213,10 +167,6 @@ def test_every_feature_of_the_docs_is_switched_on(vulkan, monkeypatch):
         assert seen == available
         assert seen["robustBufferAccess"]  # which every driver must have
         own.close_device(index)
-
-
-def test_version_text():
-    assert version_text(1 << 22 | 3 << 12 | 230) == "1.3.230"
 
 
 def test_a_closed_device_says_so(vulkan):

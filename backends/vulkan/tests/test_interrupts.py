@@ -150,30 +150,24 @@ print("done", failed[:3])
 """
 
 
-def storm(spirv_path, code, patience=600, **values):
+def storm(code, patience=600, **values):
     """Run *code*; its last line, or what went wrong."""
-    text = (START + code).format(spirv=str(spirv_path), patience=patience, **values)
+    spirv = str(HERE / "shaders" / "scale.spv")
+    text = (START + code).format(spirv=spirv, patience=patience, **values)
     said = run_script(text, timeout=patience + 60, paths=(HERE,), silent=True)
     return said.split("\n")[-2]
 
 
-@pytest.fixture
-def spirv_path(tmp_path, scale_spirv):
-    path = tmp_path / "scale.spv"
-    path.write_bytes(scale_spirv)
-    return path
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals")
 @pytest.mark.parametrize("staged", [False, True], ids=["mapped", "staged"])
-def test_ctrl_c_at_any_moment(vulkan, spirv_path, staged):
+def test_ctrl_c_at_any_moment(vulkan, staged):
     """No lock stays taken, no object stays in the device, and the next calls are right."""
-    assert storm(spirv_path, INTERRUPTED, seed=3, hits=1500, staged=staged) == "done"
+    assert storm(INTERRUPTED, seed=3, hits=1500, staged=staged) == "done"
 
 
 @pytest.mark.parametrize("staged", [False, True], ids=["mapped", "staged"])
 @pytest.mark.parametrize("threads", [1, 4])
-def test_finalizers_that_use_vulkan(vulkan, spirv_path, staged, threads):
+def test_finalizers_that_use_vulkan(vulkan, staged, threads):
     """The collector runs them inside of any call: allocations, copies, kernels, imports."""
-    last = storm(spirv_path, FINALIZERS, rounds=150 // threads, threads=threads, staged=staged)
+    last = storm(FINALIZERS, rounds=150 // threads, threads=threads, staged=staged)
     assert last == "done []"

@@ -6,7 +6,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from dlbridge_vulkan import Vulkan, device, memory
+from dlbridge_vulkan import Vulkan, device
 from dlbridge_vulkan.memory import Block, DeviceMemory
 from held_buffers import Loader, allocate, free
 
@@ -63,22 +63,6 @@ def test_ranges_never_overlap_and_join_again():
     assert block.is_empty
     assert block.retire()
     assert block.fit(1, 1, 1) is None  # nobody takes any of it
-
-
-def test_a_change_that_another_one_interrupts(monkeypatch):
-    """A finalizer takes a range while this thread computes one: the ranges are not lost."""
-    block, other = block_of(1000), range_of()
-    real, calls = memory.bisect.bisect_right, []
-
-    def interrupted(*arguments):
-        if not calls:
-            calls.append(1)
-            assert block.take(other, 0, 10)
-        return real(*arguments)
-
-    monkeypatch.setattr(memory.bisect, "bisect_right", interrupted)
-    assert not block.take(range_of(), 0, 20)
-    assert block.free == [(10, 1000)]
 
 
 @pytest.mark.parametrize("threshold", range(1, 30))
@@ -182,13 +166,6 @@ def test_a_small_buffer_is_used_again(own):
     del again, other
 
 
-@pytest.mark.parametrize("nbytes", [1, 255, 256, 257, 2049, 5000, 100_000, (1 << 20) - 1, 1 << 20])
-def test_room_for_little_more(nbytes):
-    room = memory.room_for(nbytes)
-    assert nbytes <= room <= max(256, nbytes * 5 // 4 + 256)
-    assert memory.room_for(room) == room
-
-
 def test_no_more_is_kept_than_the_user_allows(monkeypatch, vulkan):
     """With 0 nothing: neither in the pool nor as blocks."""
     monkeypatch.setenv("DLBRIDGE_POOL_LIMIT", "0")
@@ -230,37 +207,6 @@ def test_too_much_with_its_alignment_says_the_tensors_size(vulkan):
     message = rf"has room for {limit} bytes: .* gives at most {limit} bytes .* in slices"
     with pytest.raises(DeviceMemoryError, match=message):
         allocate(vulkan, 0, limit, 1 << 16, 0)
-
-
-def test_out_of_memory_frees_what_is_pending_and_tries_again(own, monkeypatch):
-    """The first vkAllocateMemory fails: the second finds the kept blocks given back."""
-    data = allocate(own, 0, 80 << 20, 16, 0)
-    free(own, 0, data, 0)
-    heap = own.devices[0].heaps[0]
-    assert len(heap.blocks) == 1
-    new, sizes = heap._new, []
-
-    def full(size):
-        sizes.append(size)
-        if len(sizes) == 1:
-            raise DeviceMemoryError("full")
-        return new(size)
-
-    monkeypatch.setattr(heap, "_new", full)
-    again = allocate(own, 0, 90 << 20, 16, 0)
-    assert len(sizes) == 2
-    assert len(heap.blocks) == 1  # the kept one is gone
-    for other in own.devices[0].heaps:  # memory of another type would do as well
-        monkeypatch.setattr(other, "_new", fail)
-    before = own.live_allocations()
-    with pytest.raises(DeviceMemoryError):
-        allocate(own, 0, 100 << 20, 16, 0)
-    assert own.live_allocations() == before
-    free(own, 0, again, 0)
-
-
-def fail(size):
-    raise DeviceMemoryError("full")
 
 
 def freed(buffers):

@@ -9,7 +9,7 @@ import pytest
 from dlbridge_vulkan import Vulkan, VulkanArray
 from dlbridge_vulkan.device import MAGIC
 from dlbridge_vulkan.library import ffi, handle, load, struct as vk
-from held_buffers import Loader, allocate, free
+from held_buffers import Loader, allocate, free, read, write
 
 import dlbridge as bridge
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
@@ -186,9 +186,7 @@ def test_a_device_of_the_users_own(own, scale_spirv):
     assert backend.devices[index].queue.lock is lock
     data = allocate(backend, index, 400, 16, 0)
     values = np.arange(100, dtype=np.float32)
-    backend.copy_from_host(
-        Span(index, data, 0, memoryview(values).nbytes), memoryview(values).cast("B"), 0
-    )
+    write(backend, data, values, device_id=index)
     kernel = backend.kernel(scale_spirv, buffers=1, push_nbytes=12, device_id=index)
     kernel.run([(backend.devices.buffer(data), 0, 400)], (2,), struct.pack("=IIf", 100, 1, 3.0))
     got = np.empty_like(values)
@@ -220,9 +218,7 @@ def test_a_buffer_of_the_users_own(own):
         index, buffer, memory, 4096, mapped=address, dtype="float32", shape=(32, 32), owner=owner
     )
     values = np.random.default_rng(0).random((32, 32), np.float32)
-    backend.copy_from_host(
-        Span(index, array.data, 0, memoryview(values).nbytes), memoryview(values).cast("B"), 0
-    )
+    write(backend, array.data, values, device_id=index)
     assert bytes(ffi.buffer(ffi.cast("char *", address), 4096)) == values.tobytes()
     described = backend.from_native(array)
     assert described.owner is array
@@ -245,9 +241,8 @@ def test_a_buffer_that_the_host_cannot_address(own):
     assert (array.dtype, array.shape) == ("uint8", (1000,))
     assert "cannot address" in backend.host_view_refusal(index, array.data)
     content = bytes(range(250)) * 4
-    backend.copy_from_host(Span(index, array.data, 0, len(content)), memoryview(content), 0)
-    got = bytearray(1000)
-    backend.copy_to_host(Span(index, array.data, 0, len(got)), memoryview(got), 0)
+    write(backend, array.data, content, device_id=index)
+    got = read(backend, array.data, 1000, device_id=index)
     assert got == content
     del array
     gc.collect()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -36,16 +35,6 @@ def adapter(api, name, kind="DiscreteGPU"):
 def test_a_gpu_of_several_apis_is_one_device(listed, kept):
     found = one_per_gpu([adapter(*each) for each in listed])
     assert [each.info["device"] for each in found] == kept
-
-
-def test_info_lists_the_device(webgpu, monkeypatch):
-    monkeypatch.setenv("DLBRIDGE_BACKENDS", "cpu,webgpu")
-    done = subprocess.run(
-        [sys.executable, "-m", "dlbridge", "info", "-v"], capture_output=True, text=True, check=True
-    )
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("webgpu:0 ")]
-    assert webgpu.device_info(0)["name"] in line
-    assert "max_buffer_size" in done.stdout
 
 
 def test_the_adapters_limits_are_asked_for(webgpu, device):

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dlbridge_webgpu.devices import PIECE, Slot
-from threads import in_threads
 
 import dlbridge as bridge
 
@@ -18,18 +17,6 @@ STATM = Path("/proc/self/statm")
 
 def on_host(tensor):
     return bridge.to_device(tensor, "cpu", copy=True).numpy()
-
-
-@pytest.mark.parametrize("nbytes", [PIECE - 1, PIECE, PIECE + 5, 2 * PIECE + 7])
-def test_more_than_a_piece(webgpu, nbytes):
-    source = np.random.default_rng(nbytes).integers(0, 255, nbytes, "u1")
-    tensor = bridge.to_device(source, "webgpu:0")
-    other = bridge.empty(nbytes, "uint8", "webgpu:0")
-    bridge.copy_(other, tensor)
-    assert np.array_equal(on_host(other), source)
-    bridge.copy_(tensor[3:], source[: nbytes - 3])
-    assert np.array_equal(on_host(tensor)[3:], source[: nbytes - 3])
-    assert not on_host(bridge.zeros(nbytes, "uint8", "webgpu:0")).any()
 
 
 @pytest.fixture
@@ -63,25 +50,6 @@ def test_a_whole_tensor_is_written_without_a_read(webgpu, calls):
     bridge.copy_(tensor, np.zeros(10, "u1"))
     assert calls == [("write", 8), ("read", 4), ("write", 4)]
     assert on_host(whole).tolist() == [0] * 10 + [7, 7]
-
-
-def test_threads_that_write_parts_of_one_unit(webgpu, monkeypatch):
-    """Each of four threads writes its own bytes of every unit, while others are between."""
-    read = Slot.read
-
-    def slow(self, source, into):
-        read(self, source, into)
-        threading.Event().wait(0.001)  # others come, if they can
-
-    monkeypatch.setattr(Slot, "read", slow)
-    there = bridge.to_device(np.zeros(64, "u1"), "webgpu:0")
-
-    def work(number):
-        for at in range(number, 64, 4):
-            bridge.copy_(there[at : at + 1], np.array([number + 1], "u1"))
-
-    assert in_threads(work, 4) == []
-    assert (on_host(there) == np.tile(np.arange(1, 5), 16)).all()
 
 
 @pytest.mark.parametrize("start", [0, 1, 5])

@@ -85,8 +85,10 @@ def test_trimming_leaves_a_capture_whole(device, mode):
     device.trim(0)
 
 
-def test_other_streams_go_on(fake, kind, mode):
+def test_other_streams_go_on(fake, kind, mode, played_version):
     """A capture elsewhere in the process disturbs nobody, and nobody disturbs it."""
+    if played_version is not None:  # with pools and without
+        fake.version(*played_version)
     live = fake.live()
     with stream() as captured, stream() as own, capture(captured, mode):
         data = hold(kind.allocate(0, 4096, 1 << 16, own))

@@ -33,7 +33,12 @@ def calls_for(fake, device, shape, strides, source_strides, run):
             fake.calls(name) - count for name, count in zip(rig().copy_calls, counts, strict=True)
         ]
         assert read(device, target, reach) == want.tobytes()
-    return tuple(counts)
+    return rig().calls_of_a_copy(tuple(counts))
+
+
+def test_the_call_for_each_shape(fake, device, copied):
+    *region, want = copied
+    assert calls_for(fake, device, *region) == want
 
 
 def test_pitches_that_are_too_long(fake, device):

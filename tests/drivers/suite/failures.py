@@ -1,4 +1,4 @@
-"""Each driver call fails once, wherever it is made: a clear error, and nothing leaks.
+"""What becomes of the driver's errors; each call fails once: a clear error, and nothing leaks.
 
 The first run counts the calls of an operation, by name. Then each of them fails in turn, once:
 the error names the call, or a log record says what is lost; afterwards the operation works, no
@@ -18,13 +18,25 @@ import pytest
 
 import dlbridge
 from dlbridge.errors import Error
+from dlbridge.protocol import Span
 
-from .rig import backend, default, drop, hold, rig, settle
+from .rig import backend, default, drop, hold, memory, rig, settle
 
 VALUES = np.arange(1000.0).reshape(10, 100)
 LARGE = np.arange(1 << 15, dtype="f8")  # 256 KiB, pageable: staged where there is a ring
 PAGES = mmap.mmap(-1, 4 * mmap.PAGESIZE)
 LOGGER = "dlbridge.kit"
+
+
+def test_codes_become_exceptions(fake, device, refusal):
+    """By a table; the call, the code's name, the driver's words and the way out."""
+    code, error, words = refusal
+    with memory(device, 64) as data:
+        fake.fail("fill", code)
+        with pytest.raises(error, match=f"{rig().names['fill']}: .*{words}") as caught:
+            device.fill(Span(0, data, 0, 64), 0, default())
+        fake.fail("fill", 0)
+    assert type(caught.value) is error
 
 
 def there_and_back(device, values=VALUES):

@@ -34,6 +34,8 @@ def pytest_generate_tests(metafunc):
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "kind" in metafunc.fixturenames and "kind" not in own:  # each of the backends
         metafunc.parametrize("kind", rig().kinds, indirect=True)
+    for name in rig().rows.keys() & set(metafunc.fixturenames):
+        metafunc.parametrize(name, rig().rows[name])
 
 
 @pytest.fixture

@@ -530,9 +530,9 @@ def test_the_pool_keeps_as_much_as_the_user_says(device, threshold, monkeypatch)
         assert rig().pool_threshold() == 4096
 
 
-def test_without_pools(fake, device):
+def test_without_pools(fake, no_pools):
     """Plain allocation, and a free that waits: the driver crashes on too early a free."""
-    fake.attribute(115, 0)  # MEMORY_POOLS_SUPPORTED
+    device = rig().without_pools(fake, no_pools)
     live, pooled = fake.live(), fake.calls("free")
     with stream() as other:
         data = hold(device.allocate(0, 1 << 16, 256, other))

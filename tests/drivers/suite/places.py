@@ -1,8 +1,7 @@
 """The thread's current context or device is left as it was found, also by a member that fails."""
 
-import sys
-
 import pytest
+from interrupted import at_each_step
 from threads import in_threads
 
 from dlbridge.errors import Error
@@ -53,44 +52,21 @@ def test_the_current_device_stays(kind, two_devices, device_id):
     assert in_threads(work, 1) == []
 
 
-def interrupt(number):
-    """Raise KeyboardInterrupt at the *number*-th line of `StreamDriver.run`."""
-    code, left = type(rig().gpu()).run.__code__, [number]
-
-    def line(_frame, event, _):
-        if event == "line":
-            left[0] -= 1
-            if not left[0]:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return line
-
-    def trace(frame, _event, _):
-        return line if frame.f_code is code else None
-
-    sys.settrace(trace)
+def some_uses():
+    device = backend()
+    device.synchronize(0, default())
+    with pytest.raises(Error):
+        device.allocate(0, 1 << 60, 256, default())
 
 
 def test_the_current_device_stays_though_a_ctrl_c_comes(two_devices):
-    """At any line of what enters a place and leaves it: `uses` comes there many times.
-
-    The driver enters it, for each kind of memory alike.
-    """
+    """At any step of what enters a place and leaves it, for each kind of memory alike."""
 
     def work(_):
         rig().make_current(1)
-        before, number, struck = rig().where(), 0, True
-        while struck:
-            number += 1
-            interrupt(number)
-            try:
-                uses(backend())
-                struck = False
-            except KeyboardInterrupt:
-                pass
-            finally:
-                sys.settrace(None)
-            assert rig().where() == before, number
-        assert number > 100
+        before = rig().where()
+        found = at_each_step([type(rig().gpu()).run], some_uses, rig().where)
+        assert len(found) > 100
+        assert set(found) == {before}
 
     assert in_threads(work, 1) == []

@@ -23,6 +23,11 @@ GLOBAL, RELAXED = 0, 2  # modes of capture
 NON_BLOCKING, BLOCKING = 1, 0  # flags of streams
 
 
+def of_library(module, name="Stream", **members):
+    """An object as *module* would have made it, without the library."""
+    return type(name, (), {"__module__": module, **members})()
+
+
 class Owner:
     """Stands for the stream object of a library: whoever holds it keeps the stream, until it dies."""
 
@@ -47,6 +52,7 @@ class Rig:
     looks_up_gone_streams = False  # whether the handle of a destroyed stream gives a status
     owners: ClassVar = {}  # handle -> what keeps the stream; who drops it destroys it
     last_resort = None  # the function that allocates device memory when the pool has no room
+    rows: ClassVar = {}  # an argument of a test -> its values on this driver
 
     def create_stream(self, device_id, flags):
         """A stream, which `owners` keeps, as cupy's objects keep theirs."""
@@ -81,6 +87,14 @@ class Rig:
     def gpu(self):
         """The backend's `StreamDriver`."""
         raise NotImplementedError
+
+    def without_pools(self, _fake, _way):
+        """The backend on a driver that has no pools, in one of the ways of ``rows["no_pools"]``."""
+        raise NotImplementedError
+
+    def calls_of_a_copy(self, counts):
+        """*counts* of `copy_calls`, as the backend has made them."""
+        return counts
 
     def events(self):
         """The backend's `EventPool`."""

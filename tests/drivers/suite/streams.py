@@ -25,14 +25,7 @@ from .rig import (
 
 N = 1 << 16
 NEW, OLD = b"n" * N, b"o" * N
-ORDERING = ["record", "wait", "synchronize", "device"]
-
-
 # Values of stream= ---------------------------------------------------------------
-
-
-def test_none_is_the_default_stream(kind):  # S2 S11
-    assert kind.normalize_stream(0, None) == default() == kind.current_stream(0)
 
 
 @pytest.mark.parametrize("value", [-1, 3, 0x7F00DEADBEE0, np.int64(5), 2**64 - 1])
@@ -49,6 +42,16 @@ def test_integers_are_themselves(kind, value):  # S3 S6
 def test_integers_that_are_not_streams(kind, value, why):  # S8
     with pytest.raises(ValueError, match=why):
         kind.normalize_stream(0, value)
+
+
+def test_streams_of_libraries(device, librarys_stream):
+    stream_object, handle = librarys_stream
+    assert device.normalize_stream(0, stream_object) == handle
+
+
+def test_what_is_not_a_stream_of_theirs(device, no_stream):
+    with pytest.raises(TypeError, match=f"is not a {rig().api} stream; pass None"):
+        device.normalize_stream(0, no_stream)
 
 
 # Order ------------------------------------------------------------------------
@@ -158,22 +161,6 @@ def test_a_wait_that_fails_is_reported(fake, device, function):
 
 
 # Through the tensors ------------------------------------------------------------
-
-
-def test_minus_one_makes_no_order(fake, device):  # S3
-    tensor = dlbridge.zeros(10, device=f"{rig().device}:0")
-    with stream() as ours, dlbridge.use_stream(f"{rig().device}:0", ours):
-        before = {name: fake.calls(name) for name in ORDERING}
-        tensor.__dlpack__(stream=-1)
-        assert {name: fake.calls(name) for name in ORDERING} == before
-
-
-def test_pinned_memory_has_no_stream(pinned):  # S1
-    tensor = dlbridge.empty(10, device=rig().host)
-    tensor.__dlpack__(stream=None)
-    tensor.__dlpack__(stream=-1)
-    with pytest.raises(ValueError, match="stream"):
-        tensor.__dlpack__(stream=3)
 
 
 # Consumers' streams: DLPack's deleter carries none (dmlc/dlpack#176) --------------
