@@ -142,11 +142,15 @@ def test_every_cause_of_a_chain_crosses(apply):
     assert kinds == ["TypeError", "ValueError", "KeyError"]
 
 
-def test_what_was_not_taken_is_known_again(testing):
+@pytest.mark.parametrize(
+    ("name", "more", "error"),
+    [("nop", ["\ud800"], UnicodeEncodeError), ("add_one", [], TypeError)],
+)
+def test_what_was_not_taken_is_known_again(testing, name, more, error):
     """A call fails before the object is taken: it goes back, and is the one wrapper again."""
     holder = ffi.List([ffi.Array([1])])
     array = holder[0]
-    with pytest.raises(UnicodeEncodeError):
-        testing("nop")(array._move(), "\ud800")
+    with pytest.raises(error):
+        testing(name)(array._move(), *more)
     assert list(array) == [1]
     assert holder[0] is array
