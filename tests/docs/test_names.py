@@ -16,6 +16,7 @@ import dlbridge
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     ROOT / "tests" / "drivers" / "ASSUMPTIONS.md",
     ROOT / "tests" / "ffi" / "C_API.md",
     *sorted((ROOT / "docs").rglob("*.md")),
