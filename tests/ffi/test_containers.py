@@ -264,12 +264,6 @@ def test_arrays_and_maps_do_not_change(constant):
     assert not hasattr(constant, "update")
 
 
-def test_everyone_sees_a_list_change(apply):
-    values = ffi.List([1])
-    apply(lambda x: x.append(2), values)
-    assert values == [1, 2]
-
-
 def test_finalizer_may_use_the_list_that_drops_its_object():
     # C++ frees removed elements while the List is half changed.
     seen = []

@@ -69,17 +69,6 @@ def test_a_name_of_each_module_alone_in_a_fresh_process(name):
     )
 
 
-def test_import_loads_nothing_and_any_name_works_after_it():
-    run_script("""
-        import sys, dlbridge.ffi as f
-        assert not [m for m in sys.modules if m.startswith('dlbridge.ffi.')], sys.modules
-        import numpy as np
-        t = f.convert(np.ones(3))
-        assert f.convert(t) is t and t.numpy().tolist() == [1, 1, 1]
-        assert type(f.system_lib()) is f.Module and f.object_class('ffi.Module') is f.Module
-    """)
-
-
 @pytest.mark.parametrize("name", ["Module", "StructuralKey"])
 def test_the_class_of_a_type_does_not_depend_on_what_was_loaded(name):
     """The library's own types have our classes, also where nobody has named these before."""
