@@ -9,7 +9,6 @@ import gc
 import os
 import pickle
 import sys
-import weakref
 
 import numpy as np
 import pytest
@@ -521,28 +520,6 @@ def test_streams_of_tensors_in_container_objects():
 
 
 # --- Lifetimes and threads --------------------------------------------------------
-
-
-class Thing:
-    pass
-
-
-HOLDERS = [(ffi.Array, 0), (ffi.List, 0), (ffi.Map, "a"), (ffi.Dict, "a")]
-
-
-@pytest.mark.parametrize(("cls", "key"), HOLDERS)
-def test_content_lives_as_long_as_its_container(cls, key):
-    thing = Thing()
-    alive, before = weakref.ref(thing), sys.getrefcount(thing)
-    container = cls({"a": thing} if key else [thing])
-    assert container[key] is thing
-    assert list(container.values() if key else container) == [thing]
-    assert sys.getrefcount(thing) == before + 1
-    del thing
-    assert alive() is not None
-    del container
-    gc.collect()
-    assert alive() is None
 
 
 # --- Beside tvm_ffi ---------------------------------------------------------------

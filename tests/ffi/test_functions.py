@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import sys
-import weakref
 
 import numpy as np
 import pytest
@@ -66,21 +64,6 @@ def test_register_as_decorator(name):
 
     assert ffi.get_global_func("dlbridge_test_bare")() == "bare"
     ffi.remove_global_func("dlbridge_test_bare")
-
-
-def test_removed_python_function_dies(name):
-    class Callable:
-        def __call__(self):
-            return 7
-
-    function = Callable()
-    alive = weakref.ref(function)
-    ffi.register_global_func(name, function)
-    del function
-    assert ffi.get_global_func(name)() == 7
-    ffi.remove_global_func(name)
-    gc.collect()
-    assert alive() is None
 
 
 # --- Calls ----------------------------------------------------------------------
@@ -214,36 +197,6 @@ def test_bound_function_that_returns_nothing(testing):
         assert [other() for other in others] == [None] * 50
 
 
-def test_bound_call_keeps_its_function():
-    class Callable:
-        def __call__(self, x):
-            return x + 1
-
-    function = Callable()
-    alive = weakref.ref(function)
-    step = ffi.convert_func(function).bind(1)
-    del function
-    gc.collect()
-    assert alive() is not None
-    assert step() == 2
-    del step
-    assert alive() is None
-
-
-def test_bound_arguments_are_freed(testing):
-    class Thing:
-        pass
-
-    thing = Thing()
-    alive = weakref.ref(thing)
-    step = testing("nop").bind(thing)
-    del thing
-    step()
-    assert alive() is not None
-    step.replace(0, None)
-    assert alive() is None
-
-
 # --- Metadata -------------------------------------------------------------------
 
 
@@ -341,20 +294,6 @@ def test_keywords_are_refused_where_nothing_names_them(echo):
 def test_from_c_symbol(testing):  # 3 Function.__from_extern_c__
     symbol = testing("get_add_one_c_symbol")()
     assert ffi.Function.__from_extern_c__(symbol)(41) == 42
-
-    class Library:
-        pass
-
-    library = Library()
-    alive = weakref.ref(library)
-    f = ffi.Function.__from_extern_c__(symbol, keep_alive_object=library)
-    before = sys.getrefcount(library)
-    assert f(1) == 2
-    assert sys.getrefcount(library) == before
-    del library
-    assert alive() is not None
-    del f
-    assert alive() is None
 
 
 def test_an_error_on_the_way_to_an_mlir_symbol(testing, monkeypatch):
