@@ -174,7 +174,7 @@ bench-write: $(VENV)/.test
 	$(BIN)/python tests/benchmarks/measure.py files --write docs/benchmarks/files.md
 	$(BIN)/python tests/benchmarks/calls.py --write
 	@set -e; for name in opencl vulkan webgpu oneapi; do \
-	  $(BIN)/python tests/benchmarks/copies_$$name.py; \
+	  $(BIN)/python tests/benchmarks/copies.py $$name; \
 	done
 	$(BIN)/python tests/clusters/bench.py --write
 

@@ -36,16 +36,7 @@ PRIVATE_USES_ACROSS_ROOMS = 10
 PRIVATE_USES = 19
 
 FRAMEWORKS = [
-    "numpy",
-    "torch",
-    "jax",
-    "tvm_ffi",
-    "cupy",
-    "ml_dtypes",
-    "pyarrow",
-    "tqdm",
-    "rich",
-    "PIL",
+    *("numpy", "torch", "jax", "tvm_ffi", "cupy", "ml_dtypes", "pyarrow", "tqdm", "rich", "PIL"),
 ]
 
 

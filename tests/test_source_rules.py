@@ -167,11 +167,6 @@ def test_each_rule_is_seen(source, rule):
     assert [name for name, lines in found(source).items() if lines] == [rule]
 
 
-def test_what_is_no_claim():
-    assert claims(ast.parse("with lock:\n    if x not in table:\n        table[x] = 1")) == []
-    assert claims(ast.parse("def f(x, t):\n    if x not in t:\n        t[x] = 1")) == []
-
-
 def test_backends_state_the_version_of_the_contract_as_a_number():
     """With ``api = API`` a backend would claim versions that it was not written for."""
     found = {}

@@ -1,4 +1,4 @@
-"""The table of copies between host and device that each ``copies_*.py`` here makes."""
+"""The table of copies between host and device that each function of ``copies.py`` makes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALLS = 200
 
 HEAD = """# {title}
 
-Made by `python tests/benchmarks/copies_{name}.py` on {date}; do not edit.
+Made by `python tests/benchmarks/copies.py {name}` on {date}; do not edit.
 
 - {machine}, load average {load:.1f} at the start
 - device: {device}

@@ -51,23 +51,19 @@ def test_committed_tables_can_be_read():
 
 
 @pytest.mark.parametrize(
-    ("ns", "is_worse"), [(100, False), (200, False), (230, False), (232, True), (500, True)]
+    ("measured", "is_worse"),
+    [
+        *((row("a", ns), False) for ns in (100, 200, 230)),
+        *((row("a", ns), True) for ns in (232, 500)),
+        (row("a", 2000, peer=1000.0), False),  # a slower machine
+        (row("b", 3.9, note="x, y"), False),  # the table has two decimals
+        (row("b", 4.2, note="x, y"), True),
+        (row("new", 999), False),
+        (row("a", 999, peer=0), False),
+    ],
 )
-def test_worse_by_more_than_fifteen_percent(ns, is_worse):
-    assert bool(worse([row("a", ns)], KNOWN)) is is_worse
-
-
-def test_a_slower_machine_is_no_reason():
-    assert not worse([row("a", 2000, peer=1000.0)], KNOWN)
-
-
-def test_rounding_in_the_table_is_no_reason():
-    assert not worse([row("b", 3.9, note="x, y")], KNOWN)
-    assert worse([row("b", 4.2, note="x, y")], KNOWN)
-
-
-def test_new_rows_and_rows_without_peers_are_not_worse():
-    assert not worse([row("new", 999), row("a", 999, peer=0)], KNOWN)
+def test_worse_by_more_than_fifteen_percent(measured, is_worse):
+    assert bool(worse([measured], KNOWN)) is is_worse
 
 
 def test_only_what_looks_worse_is_measured_again_until_it_is_not():

@@ -8,9 +8,8 @@ import sys
 from importlib.metadata import entry_points
 
 import pytest
-from packages import install
 from peers import peer
-from scripts import run_command, run_script
+from scripts import run_command
 
 from dlbridge.cli import demo, main
 from dlbridge.cli.explain import LIBRARIES
@@ -74,27 +73,6 @@ def test_doctor_says_what_to_do_in_order():
     assert "1.        DLBRIDGE_BACKENDS=cpu,opnecl: take it out" in done.stdout
 
 
-def test_info_json():
-    found = json.loads(run("info", "--json").stdout)
-    assert found["backends"]["cpu"]["state"] == "usable"
-    assert [device["name"] for device in found["backends"]["ext_dev"]["devices"]]
-
-
-def test_info_survives_broken_backends(tmp_path):
-    """A plugin that fails is a line of the report, and the rest is there."""
-    (tmp_path / "broken_plugin.py").write_text("raise ImportError('libbroken.so')")
-    install(tmp_path, "broken-plugin", "[dlbridge.backends]\nbad = broken_plugin:Backend")
-    said = run_script(
-        f"""
-        import sys; sys.path.insert(0, {str(tmp_path)!r})
-        from dlbridge.cli import main; raise SystemExit(main(["info"]))
-        """,
-        env={"DLBRIDGE_BACKENDS": "cpu,bad"},
-    )
-    for part in ("broken-plugin 1.0", "libbroken.so", "cpu:0"):
-        assert part in said
-
-
 def test_explain_prints_the_steps():
     done = run("explain", "numpy", "ext_dev:1", "--shape", "2x3")
     assert done.returncode == 0, done.stderr
@@ -135,13 +113,6 @@ def test_explain_json_from_a_device_to_a_library(explain):
     assert [step["kind"] for step in plan["steps"]] == ["download", "as library"]
 
 
-def test_bad_input_is_one_line():
-    done = run("explain", "numpy", "opencl:0")
-    assert done.returncode == 1
-    assert "DLBRIDGE_BACKENDS" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -149,6 +120,7 @@ def test_bad_input_is_one_line():
         (("numpi", "cpu"), "'numpi' is neither a library nor a device (did you mean 'numpy'?): "),
         (("numpy", "ext_dew:0"), "(did you mean 'ext_dev'?)"),
         (("ext_dev:9", "cpu"), "there is no ext_dev:9"),
+        (("numpy", "opencl:0"), "DLBRIDGE_BACKENDS"),
         (("numpy", "cpu", "--dtype", "float33"), "float33"),
         (("numpy", "cpu", "--shape", "2by3"), "'2by3' is not a shape: write 3x4"),
     ],

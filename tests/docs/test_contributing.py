@@ -75,13 +75,6 @@ def test_the_tests_of_each_room_are_where_the_text_says():
     assert without == exceptions
 
 
-@pytest.mark.parametrize("title", ["The rooms", "Where a change goes", "Rules", "Glossary"])
-def test_paths_exist(title):
-    found = [span for span in SPAN.findall(section(title)) if "/" in span and IS_PATH.match(span)]
-    missing = [path for path in found if "NAME" not in path and not (ROOT / path).exists()]
-    assert missing == []
-
-
 WAYS = "The way of each public function"
 
 

@@ -11,7 +11,6 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 from peers import peer
 
 from dlbridge import Device, dtype as as_dtype, ffi
@@ -42,6 +41,8 @@ SAME = [
     bytes(range(256)),
     float("nan"),
     *(2**63, -(2**63) - 1, 2**64, 2**70, -(2**70) - 5, 10**100),
+    # A C string is bytes; nothing says that they are UTF-8.
+    *(b"\xff\xfe and more".decode("utf-8", "surrogateescape"), "\udcff\udcfe "),
 ]
 
 
@@ -100,18 +101,6 @@ def test_values_that_come_back_as_another(echo, value, expected):
 
 def test_dtypes_of_torch(echo):
     assert echo(peer("torch").complex64) == as_dtype("complex64")
-
-
-@given(st.one_of(st.text(), st.binary(), st.integers(), st.floats(allow_nan=False)))
-def test_any_value_goes_round(testing, value):
-    assert testing("echo")(value) == value
-
-
-def test_bytes_that_are_no_text_come_as_surrogates_and_go_back(echo):
-    # A C string is bytes; nothing says that they are UTF-8.
-    broken = b"\xff\xfe and more".decode("utf-8", "surrogateescape")
-    assert echo(broken) == broken
-    assert echo(broken[:3]) == broken[:3]
 
 
 def test_opaque_pointer(echo):
@@ -221,10 +210,6 @@ def test_a_float_protocol_takes_numbers_only(echo):
 
 
 # --- Weak tables: entries of dead objects, and changes while they are looked for ------
-
-
-class Thing:
-    """What a table knows."""
 
 
 @pytest.fixture

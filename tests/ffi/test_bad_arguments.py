@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import threading
 
@@ -20,12 +21,10 @@ def plain(plain_library):
 
 @pytest.mark.parametrize("name", [5, None, b"name", object()])
 def test_names_are_text(name):
-    with pytest.raises(TypeError, match="the name of a global function is a str"):
-        ffi.get_global_func(name)
-    with pytest.raises(TypeError, match="the name of a global function is a str"):
-        ffi.remove_global_func(name)
-    with pytest.raises(TypeError, match="the name of a global function is a str"):
-        ffi.register_global_func(name, len)
+    register = functools.partial(ffi.register_global_func, f=len)
+    for use in (ffi.get_global_func, ffi.remove_global_func, register):
+        with pytest.raises(TypeError, match="the name of a global function is a str"):
+            use(name)
 
 
 def test_functions_can_be_called():
@@ -92,12 +91,15 @@ def test_copies_of_a_function_are_the_function():
 
 
 CHANGES = {
-    "append": lambda changing, value: changing.append(value),
-    "insert": lambda changing, value: changing.insert(0, value),
-    "extend": lambda changing, value: changing.extend([value]),
-    "set": lambda changing, value: changing.__setitem__(0, value),
-    "set a slice": lambda changing, value: changing.__setitem__(slice(1), [value]),
-    "set in steps": lambda changing, value: changing.__setitem__(slice(0, 2, 2), [value]),
+    "append": lambda mine, value: mine.append(value),
+    "insert": lambda mine, value: mine.insert(0, value),
+    "extend": lambda mine, value: mine.extend([value]),
+    "set": lambda mine, value: mine.__setitem__(0, value),
+    "set a slice": lambda mine, value: mine.__setitem__(slice(1), [value]),
+    "set in steps": lambda mine, value: mine.__setitem__(slice(0, 2, 2), [value]),
+    "key of a dict": lambda mine, value: ffi.Dict({"packed": 1}).__setitem__(value, 2),
+    "value of a dict": lambda mine, value: ffi.Dict({"packed": 1}).__setitem__("packed", value),
+    "popped of a dict": lambda mine, value: ffi.Dict({"packed": 1}).pop(value),
 }
 
 
@@ -122,20 +124,7 @@ def test_no_lock_is_held_while_a_value_packs_itself(change):
     mine = ffi.List([1])
     CHANGES[change](mine, value)
     assert value.changed
-    assert "packed" in mine
-
-
-@pytest.mark.parametrize("place", ["key", "value", "popped"])
-def test_no_lock_is_held_while_a_dict_packs(place):
-    value = Waits(ffi.List())
-    mine = ffi.Dict({"packed": 1})
-    if place == "popped":
-        assert mine.pop(value) == 1
-    elif place == "key":
-        mine[value] = 2
-    else:
-        mine["packed"] = value
-    assert value.changed
+    assert "packed" in mine or change.endswith("of a dict")
 
 
 # Errors that a callee ignores ----------------------------------------------------

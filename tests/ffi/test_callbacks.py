@@ -13,24 +13,6 @@ from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
 
 
-def test_result_that_is_a_new_function(apply):
-    f = apply(lambda: lambda x: x + 1)
-    assert f(41) == 42
-
-
-def test_arguments_are_freed(apply):
-    class Thing:
-        pass
-
-    kept = []
-    thing = Thing()
-    before = sys.getrefcount(thing)
-    apply(lambda x: None, thing)
-    assert sys.getrefcount(thing) == before
-    apply(kept.append, thing)
-    assert sys.getrefcount(thing) == before + 1
-
-
 def raw_call(function, *words):
     """Call with raw ``(tag, payload)`` arguments; the result's two words."""
     frame = cffi.new("int64_t[]", [0, 0, *(word for pair in words for word in pair)])
@@ -63,17 +45,6 @@ def test_callee_that_returns_borrowed_text():
     assert raw() == "borrowed text"
 
 
-def test_rvalue_reference(testing, echo):  # 1.3 type 10, 2.5
-    use_count = testing("object_use_count")
-    thing = ffi.Error("ValueError", "an object to move")
-    assert use_count(thing) == 1
-    moved = echo(thing._move())
-    assert moved is not thing
-    assert use_count(moved) == 1
-    with pytest.raises(ValueError, match="moved"):
-        use_count(thing)
-
-
 def test_moved_object_arrives_as_the_only_reference(testing):
     seen = []
     use_count = testing("object_use_count")
@@ -84,16 +55,6 @@ def test_moved_object_arrives_as_the_only_reference(testing):
     thing = ffi.Error("ValueError", "an object to move")
     ffi.convert_func(look)(thing._move())
     assert seen == [("an object to move", 1)]
-
-
-def test_moved_object_comes_back_if_it_was_not_taken(testing):
-    thing = ffi.Error("ValueError", "not taken")
-    with pytest.raises(TypeError):
-        testing("add_one")(thing._move())
-    assert thing.message == "not taken"
-    with pytest.raises(UnicodeEncodeError):
-        testing("nop")(thing._move(), "\ud800")
-    assert thing.message == "not taken"
 
 
 def test_foreign_threads_call_back(foreign_call):  # 4.7

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import pickle
 import weakref
 
 import pytest
@@ -32,15 +31,6 @@ def registered(monkeypatch):
 
 
 # --- Fields ---------------------------------------------------------------------
-
-
-def test_read_and_write_fields(cls):  # 1.3 FieldInfo getters and setters
-    thing = cls("TestObjectBase")(v_i64=7)
-    assert (thing.v_i64, thing.v_f64, thing.v_str) == (7, 10.0, "hello")
-    thing.v_i64 = -5
-    thing.v_str = "a text of more than seven bytes"
-    assert (thing.v_i64, thing.v_str) == (-5, "a text of more than seven bytes")
-    assert thing.add_i64(6) == 1
 
 
 def test_read_only_field(cls):
@@ -123,11 +113,7 @@ def test_methods(cls):
         "(arg0: 'testing.TestObjectBase', arg1: 'int', /) -> 'int'"
     )
     thing = cls("SchemaAllTypes").make_with(1, 2.0, "x")
-    assert thing.append_int([1], 2) == [1, 2]
-    assert thing.maybe_concat("a", "b") == "ab"
-    assert thing.maybe_concat(None, None) is None
     assert thing.merge_map({"a": [1]}, {"b": [2]}) == {"a": [1], "b": [2]}
-    assert thing.add_int(4) == 5
 
 
 @pytest.mark.parametrize(
@@ -190,17 +176,6 @@ def test_construct_twice(cls):
     assert pair.a == 1
 
 
-def test_constructor_that_returns_no_object(cls):
-    class Wrong(ffi.Object):
-        def __init__(self):
-            pass
-
-    cls("TestIntPair")
-    wrong = Wrong()
-    with pytest.raises(TypeError, match="returned 5"):
-        classes._become(wrong, ffi.convert_func(lambda: 5))
-
-
 # --- The hierarchy --------------------------------------------------------------
 
 
@@ -244,21 +219,6 @@ def test_registered_type_keys(testing):
 
 def test_one_class_per_type(cls):
     assert len(set(in_threads(8, lambda _: cls("TestVisitRegions")))) == 1
-
-
-def test_class_of_every_registered_type(testing):
-    """Every object type of the library gets a class whose parents are the table's."""
-    testing("nop")
-    for key in ffi.get_registered_type_keys():
-        if not key.startswith(("ffi.", "testing.")) or key in (
-            "ffi.SmallStr",
-            "ffi.SmallBytes",
-            "ffi.Unchanged",
-        ):
-            continue
-        found = ffi.object_class(key)
-        assert issubclass(found, ffi.Object), key
-        assert found.__doc__, key
 
 
 @pytest.mark.parametrize("key", ["int", "None", "DLTensor*", "ffi.SmallStr"])
@@ -323,7 +283,7 @@ def test_one_wrapper_per_object(cls):  # 2.2: tvm_ffi makes a new one each time
     assert inner.v_i64 == 99
 
 
-# --- repr, copies, pickles ----------------------------------------------------
+# --- repr, copies ----------------------------------------------------
 
 
 def test_repr(cls):
@@ -344,15 +304,6 @@ def test_copies(cls):
         copy.copy(cls("TestNonCopyable")(1))
     with pytest.raises(RuntimeError):
         copy.deepcopy(cls("TestNonCopyable")(1))
-
-
-def test_pickles(cls):
-    thing = cls("TestObjectBase")(v_i64=3, v_str="text")
-    again = pickle.loads(pickle.dumps(thing))
-    assert type(again) is type(thing)
-    assert (again.v_i64, again.v_str) == (3, "text")
-    text = ffi.serialization.to_json_graph_str({"a": thing})
-    assert ffi.serialization.from_json_graph_str(text)["a"].v_i64 == 3
 
 
 # --- Classes of one's own -------------------------------------------------------
@@ -489,21 +440,3 @@ def test_what_a_c_class_refuses(cls, registered, key, options, use, message):
     made = c_class(f"testing.{key}", **options)(type(key, (ffi.Object,), {}))
     with pytest.raises(TypeError, match=message):
         use(made)
-
-
-@pytest.mark.parametrize(
-    ("name", "one", "two", "equal"),
-    [  # in C++ all three hash without the last field, and the first compares without it
-        ("TestCustomCompare", (1, "a"), (1, "b"), True),
-        ("TestCustomHash", (1, "a"), (1, "b"), False),
-        ("TestHash", (1, "a", 5), (1, "a", 6), False),
-    ],
-)
-def test_cxx_comparison_and_hash(cls, registered, name, one, two, equal):
-    found = c_class(f"testing.{name}", eq=True, unsafe_hash=True)(type(name, (ffi.Object,), {}))
-    assert (found(*one) == found(*two)) is equal
-    assert (found(*one) != found(*two)) is not equal
-    assert hash(found(*one)) == hash(found(*two))
-    different = (one[0] + 1, *one[1:])
-    assert found(*one) != found(*different)
-    assert hash(found(*one)) != hash(found(*different))

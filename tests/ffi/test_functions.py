@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import gc
 import inspect
-import itertools
-import sys
-import weakref
 
 import numpy as np
 import pytest
 
 from dlbridge import ffi
-from dlbridge.conformance.cases import in_threads
 from dlbridge.ffi import calls
 
 
@@ -68,21 +64,6 @@ def test_register_as_decorator(name):
 
     assert ffi.get_global_func("dlbridge_test_bare")() == "bare"
     ffi.remove_global_func("dlbridge_test_bare")
-
-
-def test_removed_python_function_dies(name):
-    class Callable:
-        def __call__(self):
-            return 7
-
-    function = Callable()
-    alive = weakref.ref(function)
-    ffi.register_global_func(name, function)
-    del function
-    assert ffi.get_global_func(name)() == 7
-    ffi.remove_global_func(name)
-    gc.collect()
-    assert alive() is None
 
 
 # --- Calls ----------------------------------------------------------------------
@@ -141,19 +122,6 @@ def test_arguments_that_call_while_they_are_packed(echo):  # 4.3
 
     f = ffi.convert_func(lambda *args: "|".join(map(str, args)))
     assert f(1, Nested(), 3, Nested()) == "1|value of the inner call|3|value of the inner call"
-
-
-def test_threads_keep_their_arguments_and_results_apart(echo):
-    step = ffi.convert_func(object).bind()
-
-    def work(me):
-        for turn in range(3000):
-            text = f"thread {me}, turn {turn}, long enough for the heap"
-            assert echo(text) == text
-        return [step() for _ in range(2000)]
-
-    results = list(itertools.chain(*in_threads(4, work)))
-    assert len(set(map(id, results))) == 8000
 
 
 # --- Bound calls ----------------------------------------------------------------
@@ -227,36 +195,6 @@ def test_bound_function_that_returns_nothing(testing):
     others = [testing("schema_no_return").bind(i) for i in range(50)]
     for _ in range(20):  # the place for the result is the call's own
         assert [other() for other in others] == [None] * 50
-
-
-def test_bound_call_keeps_its_function():
-    class Callable:
-        def __call__(self, x):
-            return x + 1
-
-    function = Callable()
-    alive = weakref.ref(function)
-    step = ffi.convert_func(function).bind(1)
-    del function
-    gc.collect()
-    assert alive() is not None
-    assert step() == 2
-    del step
-    assert alive() is None
-
-
-def test_bound_arguments_are_freed(testing):
-    class Thing:
-        pass
-
-    thing = Thing()
-    alive = weakref.ref(thing)
-    step = testing("nop").bind(thing)
-    del thing
-    step()
-    assert alive() is not None
-    step.replace(0, None)
-    assert alive() is None
 
 
 # --- Metadata -------------------------------------------------------------------
@@ -357,20 +295,6 @@ def test_from_c_symbol(testing):  # 3 Function.__from_extern_c__
     symbol = testing("get_add_one_c_symbol")()
     assert ffi.Function.__from_extern_c__(symbol)(41) == 42
 
-    class Library:
-        pass
-
-    library = Library()
-    alive = weakref.ref(library)
-    f = ffi.Function.__from_extern_c__(symbol, keep_alive_object=library)
-    before = sys.getrefcount(library)
-    assert f(1) == 2
-    assert sys.getrefcount(library) == before
-    del library
-    assert alive() is not None
-    del f
-    assert alive() is None
-
 
 def test_an_error_on_the_way_to_an_mlir_symbol(testing, monkeypatch):
     """What goes wrong before C is reached crosses C, as Ctrl-C would."""
@@ -448,15 +372,6 @@ def test_all_forms_of_a_call_fail_alike(testing, arguments):
             step()
         found.append((type(caught.value), str(caught.value)))
     assert len(set(found)) == 1
-
-
-def test_read_only_tensors_are_named_by_all_forms_of_a_call():
-    x = np.arange(3.0)
-    x.flags.writeable = False
-    f = ffi.convert_func(seen)
-    for step in (calls.call, ffi.Function.__call__, ffi.Function.bind):
-        with pytest.raises(BufferError, match=r"argument 1 .* is read-only"):
-            step(f, 0, x)
 
 
 def test_without_its_source_a_call_is_slow(monkeypatch, testing):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import operator
+import pickle
 import subprocess
 import sys
 
@@ -67,17 +69,6 @@ def test_a_name_of_each_module_alone_in_a_fresh_process(name):
     )
 
 
-def test_import_loads_nothing_and_any_name_works_after_it():
-    run_script("""
-        import sys, dlbridge.ffi as f
-        assert not [m for m in sys.modules if m.startswith('dlbridge.ffi.')], sys.modules
-        import numpy as np
-        t = f.convert(np.ones(3))
-        assert f.convert(t) is t and t.numpy().tolist() == [1, 1, 1]
-        assert type(f.system_lib()) is f.Module and f.object_class('ffi.Module') is f.Module
-    """)
-
-
 @pytest.mark.parametrize("name", ["Module", "StructuralKey"])
 def test_the_class_of_a_type_does_not_depend_on_what_was_loaded(name):
     """The library's own types have our classes, also where nobody has named these before."""
@@ -93,8 +84,6 @@ def test_the_class_of_a_type_does_not_depend_on_what_was_loaded(name):
 
 
 def test_generated_calls_can_be_read_by_debuggers():
-    import inspect
-
     assert "words[2] = _INT" in inspect.getsource(ffi.Function.__call__)
     assert "call_c(*passed)" in inspect.getsource(ffi.convert_func(len).bind())
 
@@ -124,36 +113,13 @@ def test_public_objects_say_where_they_are_public(name):
 @pytest.mark.parametrize("name", ["convert", "use_stream", "dataclasses.fields"])
 def test_public_functions_can_be_found_in_their_source(name):
     """``__module__`` is not where the source is; inspect must find it all the same."""
-    import inspect
-
     assert name.rpartition(".")[2] in inspect.getsource(inspect.unwrap(public_object(name)))
 
 
-def test_public_objects_are_pickled_by_their_public_names():
+def test_pickles_do_not_know_the_rooms():
     """So that a pickle can be read after a function has moved between the rooms."""
-    import pickle
-
-    data = pickle.dumps({name: public_object(name) for name in PLACES})
-    for room in MODULES - set(ffi._MODULES):
-        assert f"ffi.{room}".encode() not in data
-    code = (
-        "import operator, pickle, sys\n"
-        "found = pickle.loads(sys.stdin.buffer.read())\n"
-        "from dlbridge import ffi\n"
-        "for name, thing in found.items():\n"
-        "    assert thing is operator.attrgetter(name)(ffi), name\n"
-        "print(len(found))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, input=data, capture_output=True, check=True
-    )
-    assert int(done.stdout) == len(PLACES)
-
-
-def test_pickles_of_values_do_not_know_the_rooms():
-    import pickle
-
     values = [
+        {name: public_object(name) for name in PLACES},
         ffi.Array([1, ffi.List([2])]),
         ffi.Dict({"a": ffi.Map({1: 2})}),
         ffi.Shape((2, 3)),
@@ -162,13 +128,13 @@ def test_pickles_of_values_do_not_know_the_rooms():
         ffi.StructuralKey(3),
     ]
     data = pickle.dumps(values)
-    assert b"dlbridge.ffi" in data
     for room in MODULES - set(ffi._MODULES):
         assert f"ffi.{room}".encode() not in data
     code = (
-        "import pickle, sys\n"
-        "values = pickle.loads(sys.stdin.buffer.read())\n"
+        "import operator, pickle, sys\n"
+        "names, *values = pickle.loads(sys.stdin.buffer.read())\n"
         "from dlbridge import ffi\n"
+        "assert [name for name, x in names.items() if x is not operator.attrgetter(name)(ffi)] == []\n"
         "assert values[0] == [1, ffi.List([2])] and type(values[0]) is ffi.Array, values\n"
         "assert values[1]['a'][1] == 2 and values[2] == (2, 3) and values[3].message == 'text'\n"
         "assert values[4] is ffi.ModulePropertyMask.RUNNABLE and values[5].key == 3\n"

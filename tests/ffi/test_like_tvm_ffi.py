@@ -88,14 +88,6 @@ def test_a_list_removes_what_is_strictly_equal():
     assert [type(item) for item in values] == [bool, float]
 
 
-def test_the_same_exception_in_two_arrays():
-    error, other = ValueError("x"), ValueError("x")
-    assert ffi.Array([error]) == ffi.Array([error])
-    assert ffi.Array([error]) != ffi.Array([other])
-    assert error in ffi.Array([error])
-    assert other not in ffi.Array([error])
-
-
 def test_repr_of_complex_tensors():
     tensor = np.ones(2, "complex64")
     assert "complex64" in repr(ffi.Array([1, tensor]))

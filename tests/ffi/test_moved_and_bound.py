@@ -18,6 +18,55 @@ class Thing:
     """What C++ holds by reference, and Python can watch."""
 
 
+def registered(thing):
+    ffi.register_global_func("test.held", lambda: thing, override=True)
+    assert ffi.get_global_func("test.held")() is thing
+
+
+def replaced(step):
+    step.replace(0, None)
+    return step
+
+
+# Who holds a thing: how it gets it, and how it lets go where it is not by its own end.
+HOLDERS = {
+    "an Array": (lambda thing: ffi.Array([thing]), None),
+    "a List": (lambda thing: ffi.List([thing]), None),
+    "a Map": (lambda thing: ffi.Map({"a": thing}), None),
+    "a Dict": (lambda thing: ffi.Dict({"a": thing}), None),
+    "a function": (lambda thing: ffi.convert_func(lambda: thing), None),
+    "a bound function": (lambda thing: ffi.convert_func(lambda: thing).bind(), None),
+    "a bound argument": (lambda thing: ffi.convert_func(repr).bind(thing), None),
+    "a bound argument that is replaced": (
+        lambda thing: ffi.convert_func(repr).bind(thing),
+        replaced,
+    ),
+    "the registry": (registered, lambda _: ffi.remove_global_func("test.held")),
+    "the function of a C symbol": (
+        lambda thing: ffi.Function.__from_extern_c__(
+            ffi.get_global_func("testing.get_add_one_c_symbol")(), keep_alive_object=thing
+        ),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_a_thing_lives_as_long_as_its_holder(testing, name):
+    assert testing("nop")  # the library is loaded
+    hold, let_go = HOLDERS[name]
+    thing = Thing()
+    watched = weakref.ref(thing)
+    holder = hold(thing)
+    del thing
+    gc.collect()
+    assert watched() is not None
+    holder = let_go(holder) if let_go else None
+    gc.collect()
+    assert watched() is None
+    del holder
+
+
 def test_an_argument_lives_until_the_call_ends():
     thing = Thing()
     watched = weakref.ref(thing)
@@ -142,11 +191,15 @@ def test_every_cause_of_a_chain_crosses(apply):
     assert kinds == ["TypeError", "ValueError", "KeyError"]
 
 
-def test_what_was_not_taken_is_known_again(testing):
+@pytest.mark.parametrize(
+    ("name", "more", "error"),
+    [("nop", ["\ud800"], UnicodeEncodeError), ("add_one", [], TypeError)],
+)
+def test_what_was_not_taken_is_known_again(testing, name, more, error):
     """A call fails before the object is taken: it goes back, and is the one wrapper again."""
     holder = ffi.List([ffi.Array([1])])
     array = holder[0]
-    with pytest.raises(UnicodeEncodeError):
-        testing("nop")(array._move(), "\ud800")
+    with pytest.raises(error):
+        testing(name)(array._move(), *more)
     assert list(array) == [1]
     assert holder[0] is array

@@ -47,15 +47,6 @@ def test_it_is_an_argument_without_another_word(way, x):
         assert got.pop() == (True, x.data_ptr(), [0, 1, 2, 3])
 
 
-def test_other_read_only_memory_needs_the_word(x):
-    f = ffi.convert_func(lambda _: None)
-    f(ReadOnlyTensorWrapper(x))
-    frozen = np.arange(4.0)
-    frozen.flags.writeable = False
-    with pytest.raises(BufferError, match="readonly"):
-        f(frozen)
-
-
 def test_lazy_signs_are_refused():
     f = ffi.convert_func(lambda _: None)
     conjugated = torch.ones(2, dtype=torch.complex64).conj()

@@ -84,12 +84,6 @@ def test_what_the_callee_keeps_is_its_own(make, apply):
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_result_that_is_an_argument(make, echo):
-    results = [echo(make(start)) for start in range(3)]
-    assert [result.tolist() for result in results] == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
-
-
-@pytest.mark.parametrize("make", MAKERS)
 def test_a_call_that_fails_keeps_nothing(make, apply):
     x = make(0)
     alive = weakref.ref(x)
@@ -193,55 +187,6 @@ ARRAYS = {
 }
 
 
-@pytest.fixture
-def described():
-    """The DLTensor of the argument of a C function: its words, extents and strides."""
-
-    @c_function
-    def look(_self, arguments, _count, _result):
-        tensor = cffi.cast("DLTensor *", arguments[0].v_int64 + cffi.sizeof("TVMFFIObject"))
-        seen.append(
-            [
-                int(cffi.cast("intptr_t", tensor.data)) + tensor.byte_offset,
-                (tensor.device.device_type, tensor.device.device_id),
-                (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes),
-                cffi.unpack(tensor.shape, tensor.ndim) if tensor.ndim else [],
-                cffi.unpack(tensor.strides, tensor.ndim) if tensor.ndim else [],
-            ]
-        )
-        return 0
-
-    seen = []
-    return lambda value: (look(value), seen[-1])[1]
-
-
-@pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_of_numpy_are_described_as_they_are(name, described):
-    x = ARRAYS[name]
-    dtype = ffi.dtype(x.dtype.name)
-    for array in (x, x.copy(order="K"), x):
-        strides = [stride // array.itemsize for stride in array.strides]
-        assert described(array)[
-            : 5 if array.size else 4
-        ] == [  # numpy 2.3: other strides of nothing
-            array.__array_interface__["data"][0],
-            (1, 0),
-            (dtype.code, dtype.bits, dtype.lanes),
-            list(array.shape),
-            *([strides] if array.size else []),
-        ]
-
-
-@pytest.mark.parametrize("name", [name for name in ARRAYS if name != "backwards"])  # torch has none
-def test_tensors_of_torch_are_described_as_they_are(name, described):
-    x = peer("torch").from_numpy(ARRAYS[name])
-    dtype = ffi.dtype(x.dtype)
-    address, device, found, shape, strides = described(x)
-    assert (device, found) == ((1, 0), (dtype.code, dtype.bits, dtype.lanes))
-    assert (shape, strides) == (list(x.shape), list(x.stride()))
-    assert address == x.data_ptr() or not x.numel()
-
-
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_a_callee_reads_any_layout(name, library, apply):
@@ -254,11 +199,12 @@ def test_a_callee_reads_any_layout(name, library, apply):
     np.testing.assert_array_equal(seen[0][1], ARRAYS[name])
 
 
-def test_an_array_that_changes_between_calls(described):
-    x = np.arange(6.0)
-    assert described(x)[3:] == [[6], [1]]
+def test_an_array_that_changes_between_calls(apply):
+    x, seen = np.arange(6.0), []
+    apply(lambda t: seen.append((t.shape, t.strides)), x)
     x.resize((2, 3), refcheck=False)
-    assert described(x)[3:] == [[2, 3], [3, 1]]
+    apply(lambda t: seen.append((t.shape, t.strides)), x)
+    assert seen == [((6,), (1,)), ((2, 3), (3, 1))]
     x.flags.writeable = False
     with pytest.raises(ExchangeError, match="read-only"):
-        described(x)
+        apply(seen.append, x)

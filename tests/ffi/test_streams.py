@@ -45,6 +45,10 @@ SEEN = {
         lambda: [TableTensor((2, 1)), StreamTensor((2, 0))],
         {(2, 0): 0xBEEF, (2, 1): 0x5678},
     ),
+    "inside containers": (
+        lambda: [[1, TableTensor((2, 0))], {"a": ({"b": TableTensor((2, 1))},)}],
+        {(2, 0): 0x1234, (2, 1): 0x5678},
+    ),
     "that nobody knows": (lambda: [DeviceTensor((2, 1))], {}),
 }
 

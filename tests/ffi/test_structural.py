@@ -178,6 +178,7 @@ def test_json_graph_of_objects(pair):
     base = ffi.object_class("testing.TestObjectBase")(v_i64=99)  # an index beyond all nodes
     again = pickle.loads(pickle.dumps(ffi.Array([holder(base), base])))
     assert again[0].value.v_i64 == again[1].v_i64 == 99
+    assert type(again[1]) is type(base)
 
 
 def test_convert():

@@ -39,15 +39,6 @@ def own_tensor():
 PRODUCERS = [numpy_array, torch_tensor, jax_array, own_tensor]
 
 
-@pytest.mark.parametrize("make", PRODUCERS)
-def test_echo(echo, make):
-    x = make()
-    y = echo(ffi.readonly(x))
-    assert isinstance(y, dlbridge.Tensor)
-    assert y.shape == (2, 3)
-    np.testing.assert_array_equal(y.numpy(), np.asarray(x))
-
-
 @pytest.mark.parametrize("make", [numpy_array, torch_tensor, own_tensor])
 def test_memory_is_shared(apply, make):
     x = make()
@@ -58,7 +49,10 @@ def test_memory_is_shared(apply, make):
 @pytest.mark.parametrize("make", PRODUCERS)
 def test_owning_and_borrowing_parameters(testing, make):  # 3.1 ffi.Tensor, DLTensor*
     x = make()
-    assert testing("schema_id_tensor")(ffi.readonly(x)).shape == (2, 3)
+    y = testing("schema_id_tensor")(ffi.readonly(x))
+    assert isinstance(y, dlbridge.Tensor)
+    assert y.shape == (2, 3)
+    np.testing.assert_array_equal(y.numpy(), np.asarray(x))
     assert testing("schema_tensor_view_input")(ffi.readonly(x)) is None
     assert testing("optional_tensor_view_has_value")(ffi.readonly(x)) is True
     assert testing("optional_tensor_view_has_value")(None) is False
@@ -99,12 +93,6 @@ def test_one_tensor_per_object(echo, apply):  # a.x is a.x
     assert seen == [True]
     z = dlbridge.from_dlpack(x)
     assert echo(z) is echo(z)
-
-
-def test_negative_strides_are_written_through(apply):
-    array = np.zeros(4)
-    apply(lambda t: t.numpy().__setitem__(0, 9), array[::-1])
-    assert array.tolist() == [0, 0, 0, 9]
 
 
 def test_types_that_numpy_lacks(echo):
@@ -453,12 +441,6 @@ def test_a_native_object_of_a_backend_is_a_tensor(echo, wrap):
     assert dlbridge.to_device(found, "cpu").tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_a_native_object_fits_a_parameter_that_is_a_tensor(testing):
-    native = simulated().to_native()
-    assert testing("schema_id_tensor")(native).shape == (2, 3)
-    assert testing("schema_id_tensor").bind(native)().shape == (2, 3)
-
-
 def test_an_array_of_pyopencl_is_a_tensor(testing):
     backend_or_skip("opencl")
     native = dlbridge.to_device(np.arange(6.0), "opencl:0", copy=True).to_native()
@@ -508,9 +490,3 @@ def test_like_leaves_containers_without_tensors_alone(echo):
     found = call(endless)
     assert found[1] is endless
     assert found[2].tolist() == [0, 1, 2]
-
-
-def test_like_converts_to_tensors_of_torch_inside_containers(echo):
-    torch = peer("torch")
-    found = echo.like(torch.Tensor)([np.arange(2), {"k": np.arange(3)}])
-    assert [type(found[0]), type(found[1]["k"])] == [torch.Tensor] * 2

@@ -189,7 +189,7 @@ def step_first_touch() -> Iterator[Command]:
 def step_bench_copy() -> Iterator[Command]:
     """Copies by OpenCL and Vulkan."""
     for name in ("opencl", "vulkan"):
-        yield python(90, f"tests/benchmarks/copies_{name}.py")
+        yield python(90, "tests/benchmarks/copies.py", name)
         yield 5, ["cp", f"docs/benchmarks/{name}-copy.md", str(OUTPUT)], {}
 
 

@@ -111,17 +111,8 @@ def _run(
         folders = [ROOT, *ROOT.glob("backends/*"), *filter(None, [os.environ.get("PYTHONPATH")])]
         paths = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
         environment = {**os.environ, **extra, **paths, "DLBRIDGE_CELLS": str(found)}
-        command = [
-            str(python),
-            "-m",
-            "pytest",
-            "-q",
-            "-rf",
-            "--tb=short",
-            "-p",
-            "no:cacheprovider",
-            checks,
-        ]
+        command = [str(python), "-m", "pytest", "-q", "-rf", "--tb=short", "-p", "no:cacheprovider"]
+        command.append(checks)
         passed = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
         if write:
             write_rows(found.read_text(encoding="utf-8").splitlines())

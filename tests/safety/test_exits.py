@@ -21,8 +21,6 @@ sys.path.append(DRIVERS)
 
 import build  # noqa: E402 - from the folder above
 
-HUNDRED = 100
-
 # device: how a script gets a stream of it; empty if it has none of its own
 DEVICES = {
     "cpu": "",
@@ -128,7 +126,12 @@ def usable(device: str) -> None:
         pytest.skip(f"there are {count} devices of {name} here")
 
 
-def exits(device: str, holder: str, times: int) -> None:
+@pytest.mark.parametrize(
+    "times",
+    [pytest.param(1, marks=pytest.mark.exhaustive), pytest.param(100, marks=pytest.mark.stress)],
+)
+@pytest.mark.parametrize(("device", "holder"), CASES)
+def test_exits_with_threads_at_work(device, holder, times):  # P53
     usable(device)
     library = holder.partition(" ")[0]
     imports = ""
@@ -160,15 +163,3 @@ def exits(device: str, holder: str, times: int) -> None:
         done = finished(code, env=environment, paths=paths, timeout=120)
         ended = done.returncode, done.stdout, done.stderr
         assert ended == (0, "end\n", ""), f"exit {number}: {ended}"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("device", "holder"), CASES)
-def test_an_exit(device, holder):  # P53
-    exits(device, holder, 1)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize(("device", "holder"), CASES)
-def test_a_hundred_exits_with_threads_at_work(device, holder):  # P53
-    exits(device, holder, HUNDRED)

@@ -9,30 +9,26 @@ import pytest
 from peers import peer
 from scripts import run_script
 
-PRELUDE = """
+BEGIN = """
 import gc, signal
 import numpy as np
 import dlbridge as bridge
 from interrupted import Alarm, interrupted
-SPREAD = 0.25  # the work is short: signals within 0.5 ms come at every moment of it
 for name in bridge.__all__:  # typing turns an exception while a module loads into a TypeError
     getattr(bridge, name)
+may = lambda: True
+"""
+END = """
+# The work is short: signals within 0.5 ms come at every moment of it.
+interrupted(work, EXCEPTION, 2000, may=may, spread=0.25)
+gc.collect()
+print(*left())
 """
 
-
-def run(code, **environment):
-    """What *code* prints in a fork of a process that has imported what it needs, and not torch."""
-    imported = ("-torch", "numpy", "dlbridge.core.tensor.tensor", "raw_producer", "tvm_ffi")
-    return run_script(code, env=environment, imported=imported)
-
-
-@pytest.mark.parametrize("exception", ["KeyboardInterrupt", "Alarm"])
-def test_imports_delete_the_struct_once(exception):  # C10
-    """An interrupt after the owner was made and before it was stored deleted the struct twice."""
-    out = run(
-        PRELUDE
-        + f"EXCEPTION = {exception}"
-        + """
+# What is interrupted -> the program's `work`, and what is `left` behind.
+WORK = {
+    # An interrupt after the owner was made and before it was stored deleted the struct twice.
+    "an import": """  # C10
 from raw_producer import Producer, deleted_twice
 producers, importing = [], False
 class Prebuilt:
@@ -50,73 +46,53 @@ def work():
         kept = bridge.from_dlpack(ready)  # its deleter is Python, and is not to be interrupted
     finally:
         importing = False
-interrupted(work, EXCEPTION, 2000, may=lambda: importing, spread=SPREAD)
-gc.collect()
-alive = sum(bool(p.alive) for p in producers)
-print(len(deleted_twice), alive)
-"""
-    )
-    assert out == "0 0\n"
-
-
-@pytest.mark.parametrize("exception", ["KeyboardInterrupt", "Alarm"])
-def test_the_exchange_table_hands_the_exception_on(exception):  # X9
-    """An exception of a handler became SystemError, or a struct stayed lent for ever."""
-    peer("tvm_ffi")
-    out = run(
-        PRELUDE
-        + f"EXCEPTION = {exception}"
-        + """
+may = lambda: importing
+left = lambda: (len(deleted_twice), sum(bool(p.alive) for p in producers))
+""",
+    # An exception of a handler became SystemError, or a struct stayed lent for ever.
+    "an export by the table": """  # X9
 import tvm_ffi
 from dlbridge.core.interfaces import own_table as table
 nop = tvm_ffi.get_global_func("testing.nop")
 tensor = bridge.from_dlpack(np.arange(4, dtype="f4"))
-def work():
-    nop(tensor, tensor, tensor)
-interrupted(work, EXCEPTION, 2000, spread=SPREAD)
-gc.collect()
-print(len(table._lent))
-"""
-    )
-    assert out == "0\n"
-
-
-def test_memory_is_never_without_an_owner():
-    """The memory that a backend had allocated was lost before its owner existed."""
-    out = run(
-        PRELUDE
-        + """
-plugin = bridge.backend("cpu")
-bridge.empty(3, "bfloat16")
-before = plugin.live_allocations()
-def work():
-    bridge.empty(3, "bfloat16")
-interrupted(work, KeyboardInterrupt, 2000, spread=SPREAD)
-gc.collect()
-print(plugin.live_allocations() - before)
-"""
-    )
-    assert out == "0\n", "the backend had it, and nobody else"
-
-
-@pytest.mark.parametrize("export", ["t.__dlpack__(max_version=(1, 3))", "t.__dlpack__()"])
-def test_a_struct_belongs_to_a_capsule_or_to_nobody(export):  # P47
-    """An interrupt after the struct was entered and before the capsule was made kept it for ever."""
-    out = run(
-        PRELUDE
-        + f"""
+work = lambda: nop(tensor, tensor, tensor)
+left = lambda: [len(table._lent)]
+""",
+    # An interrupt after the struct was entered and before the capsule was made kept it for ever.
+    "a capsule": """  # P47
 from dlbridge.core.dlpack.exports import _loans
 t = bridge.empty(3, "bfloat16")
 def work():
     for _ in range(10):
-        {export}
+        t.__dlpack__(max_version=(1, 3))
+        t.__dlpack__()
 work()
-interrupted(work, Alarm, 2000, spread=SPREAD)
-gc.collect()
-print(len(_loans))
-"""
-    )
-    assert out == "0\n"
+left = lambda: [len(_loans)]
+""",
+    # The memory that a backend had allocated was lost before its owner existed.
+    "an allocation": """
+plugin = bridge.backend("cpu")
+work = lambda: bridge.empty(3, "bfloat16")
+work()
+before = plugin.live_allocations()
+left = lambda: [plugin.live_allocations() - before]
+""",
+}
+
+
+def run(code, **environment):
+    """What *code* prints in a fork of a process that has imported what it needs, and not torch."""
+    imported = ("-torch", "numpy", "dlbridge.core.tensor.tensor", "raw_producer", "tvm_ffi")
+    return run_script(code, env=environment, imported=imported)
+
+
+@pytest.mark.parametrize("name", WORK)
+@pytest.mark.parametrize("exception", ["KeyboardInterrupt", "Alarm"])
+def test_an_interruption_leaves_nothing_behind(name, exception):
+    if "table" in name:
+        peer("tvm_ffi")
+    out = run(f"{BEGIN}EXCEPTION = {exception}{WORK[name]}{END}")
+    assert set(out.split()) == {"0"}
 
 
 def half_made_classes():

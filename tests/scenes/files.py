@@ -21,10 +21,6 @@ import dlbridge as bridge
 from dlbridge.core.files import loading, saving
 
 
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def live(device: str) -> int:
     """What the backend of *device* has allocated and not freed."""
     return other_process.live(device.partition(":")[0])
@@ -48,9 +44,9 @@ def interrupted_loads(device: str) -> None:
 
         work()
         work()
-        before = live(device), open_files()
+        before = live(device), other_process.open_files()
         interrupted.interrupted(work, KeyboardInterrupt, 200, spread=5)
-        assert (live(device), open_files()) == before
+        assert (live(device), other_process.open_files()) == before
 
 
 def interrupted_saves(device: str) -> None:
@@ -66,7 +62,7 @@ def interrupted_saves(device: str) -> None:
             for number in (1, 2)
         ]
         bridge.save(path, there[0])
-        before = open_files()
+        before = other_process.open_files()
 
         def work() -> None:
             found = bridge.load(path, names=True)
@@ -79,7 +75,7 @@ def interrupted_saves(device: str) -> None:
         interrupted.interrupted(work, KeyboardInterrupt, 200, spread=5)
         gc.collect()
         assert os.listdir(folder) == ["a.safetensors"]  # noqa: PTH208 - names
-        assert open_files() == before
+        assert other_process.open_files() == before
 
 
 def too_little_memory(path: str) -> None:

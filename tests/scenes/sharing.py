@@ -10,7 +10,6 @@ import pickle
 import resource
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
 import interrupted
@@ -23,10 +22,6 @@ import dlbridge as bridge
 from dlbridge.core.processes import blocks
 
 EXCEPTIONS = {"KeyboardInterrupt": KeyboardInterrupt, "Alarm": interrupted.Alarm}
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def forks() -> None:
@@ -49,7 +44,7 @@ def forks() -> None:
 
 def no_descriptors_left() -> None:
     bridge.share(np.zeros(3))
-    before = open_files()
+    before = other_process.open_files()
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, before + 20))
     kept = []
 
@@ -63,7 +58,7 @@ def no_descriptors_left() -> None:
     kept.clear()
     for _ in range(100):
         bridge.share(np.zeros(3))
-    assert open_files() == before
+    assert other_process.open_files() == before
 
 
 def not_started_by_multiprocessing(message: str) -> None:
@@ -87,14 +82,14 @@ def ends_while_arrays_are_there(device: str) -> None:
 def interrupts(exception: str) -> None:
     a = np.arange(1000)
     kept = bridge.share(a)
-    before = open_files()
+    before = other_process.open_files()
 
     def work() -> None:
         assert bridge.share(a).tobytes() == a.tobytes()
 
     interrupted.interrupted(work, EXCEPTIONS[exception], 500)
     gc.collect()
-    assert (open_files(), len(blocks._files)) == (before, 1)
+    assert (other_process.open_files(), len(blocks._files)) == (before, 1)
     del kept
 
 
@@ -120,7 +115,7 @@ def own_memory_interrupts(exception: str) -> None:
     def counts() -> tuple[int, int]:
         bridge.share(a, "vulkan:0")  # what was dropped goes back with the next one
         gc.collect()
-        return open_files(), other_process.live("vulkan")
+        return other_process.open_files(), other_process.live("vulkan")
 
     before = counts()
     interrupted.interrupted(lambda: bridge.share(a, "vulkan:0"), EXCEPTIONS[exception], 300)

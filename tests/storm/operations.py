@@ -4,7 +4,6 @@
     @operation(devices=True)           # ... for each device of the machine in turn
     @operation("torch")                # only where this library can be imported
     @operation(main=True)              # in the main thread only
-    @operation(calm=True)              # without exceptions of signal handlers: an open defect
     def name(pick, device): ...
 
 *pick* is the thread's `random.Random`. The function makes something, compares it with
@@ -47,7 +46,6 @@ class Operation(NamedTuple):
     needs: str
     devices: bool
     main: bool
-    calm: bool
     weight: int
 
     @property
@@ -59,17 +57,12 @@ ROWS: dict[str, Operation] = {}
 
 
 def operation(
-    needs: str = "",
-    *,
-    devices: bool = False,
-    main: bool = False,
-    calm: bool = False,
-    weight: int = 4,
+    needs: str = "", *, devices: bool = False, main: bool = False, weight: int = 4
 ) -> Callable[[Any], Any]:
     """A decorator that enters a function in the table; a larger *weight* is chosen more often."""
 
     def enter(function: Any) -> Any:
-        ROWS[function.__name__] = Operation(function, needs, devices, main, calm, weight)
+        ROWS[function.__name__] = Operation(function, needs, devices, main, weight)
         return function
 
     return enter

@@ -45,7 +45,6 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--end", choices=["joined", "working"], help="of the threads at the exit")
     parser.add_argument("--without", default="", help="names of libraries, with commas")
-    parser.add_argument("--everything", action="store_true", help="interrupt open defects too")
     parser.add_argument("--simulated", action="store_true", help="with simulated CUDA and ROCm")
     parser.add_argument("--hole", default="", help="a name in holes.py: that fault is put back")
     return parser.parse_args()
@@ -61,7 +60,6 @@ class Storm:
         self.switching = pick.choice([1e-6, 1e-6, 1e-4, 5e-3])
         self.switching = given.switching or self.switching
         self.threshold = given.threshold or pick.choice([7, 50, 700])
-        self.everything = given.everything
         self.end = given.end or pick.choice(["joined", "working"])
         # jax's threads do not survive a fork, and it says so at each.
         without = {name for name in given.without.split(",") if name}
@@ -103,10 +101,7 @@ class Storm:
         while not self.stopping or (sum(self.done.values()) <= 20 and not self.findings):
             row, device = self.choose(pick, rows)
             try:
-                if row.calm and not self.everything:
-                    row.function(pick, device)
-                else:
-                    run(pick, partial(row.function, pick, device))
+                run(pick, partial(row.function, pick, device))
             except BaseException as error:
                 if self.ending:
                     return  # some drivers refuse work then

@@ -131,11 +131,16 @@ def scale(t: bridge.Tensor, by: float, *, rounds: int = 1, wait: bool = True) ->
         bridge.synchronize(t.device)
 
 
+def open_files() -> int:
+    """The number of open descriptors."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def fds() -> int:
-    """The number of open descriptors, without those of multiprocessing's thread that sends them."""
+    """The same, without those of multiprocessing's thread that sends them."""
     resource_sharer.stop(SECONDS)
     gc.collect()
-    return len(list(Path("/proc/self/fd").iterdir()))
+    return open_files()
 
 
 def protection(t: bridge.Tensor) -> str:

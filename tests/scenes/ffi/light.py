@@ -12,6 +12,7 @@ SLOW = {"dataclasses", "inspect", "pathlib"}
 
 def is_light() -> None:
     assert not (HEAVY | SLOW | {"_cffi_backend"}) & set(sys.modules)
+    assert not [name for name in sys.modules if name.startswith("dlbridge.ffi.")]
     ffi.get_global_func("ffi.String")("text")
     assert not (HEAVY | SLOW) & set(sys.modules)
     assert not [name for name in sys.modules if name.startswith("dlbridge_")]
