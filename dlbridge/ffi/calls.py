@@ -332,11 +332,11 @@ def perform(words: memoryview, function: Callable[..., int], *arguments: Any) ->
         if untaken:
             drop_untaken()
         tag = words[0]
-        owner = Handle if OBJECT_BEGIN <= tag <= LAST_INDEX else int
     except BaseException:  # its own, or a Ctrl-C that came meanwhile
         abandon(words)
         raise
-    return tag, owner(words[1])  # in line: a Ctrl-C comes before the payload has an owner, or after
+    # No call comes before the payload has an owner: a Ctrl-C comes before this line, or after it.
+    return tag, Handle(words[1]) if OBJECT_BEGIN <= tag <= LAST_INDEX else words[1]
 
 
 def call_with_gil(
@@ -619,7 +619,6 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
             words[0] = words[1] = 0
             ready[0] = frame
             return payload
-        owner = Handle if OBJECT_BEGIN <= tag <= LAST_INDEX else int
     # <- plain, bound, silent
     except BaseException as error:
         abandon(words)
@@ -630,7 +629,8 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
         # <- plain, bound, silent
         raise
     # <- plain, bound
-    payload = owner(words[1])  # owned before the frame forgets it
+    # Owned before the frame forgets it.
+    payload = Handle(words[1]) if OBJECT_BEGIN <= tag <= LAST_INDEX else words[1]
     words[0] = words[1] = 0
     ready[0] = frame
     return unpack(tag, payload)
