@@ -639,7 +639,7 @@ def _hand_over(value: Object) -> Any:
     key = next(_keys)  # of its own for each: threads may hand over one object at a time
     _handed[key] = value
     try:
-        return sys.modules["tvm_ffi"].functions.get_global_func(_HAND_OVER)(key)
+        return sys.modules["tvm_ffi"].get_global_func(_HAND_OVER)(key)
     finally:
         _handed.pop(key, None)
 
