@@ -50,7 +50,8 @@ from .any import (
     Members,
     Temporaries,
     Work,
-    lendable,
+    lent_numpy,
+    lent_torch,
     made_with_gil,
     new_place,
     pack,
@@ -549,9 +550,8 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
                 words[2 * count + 2] = words[2 * count + 3] = 0
             else:
                 place = 0
-                filling = lendable.get(kind)
-                if filling:
-                    is_neg, fill = filling
+                if kind in lent_torch:
+                    is_neg, fill = lent_torch[kind]
                     argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(
                         tensors, lent
                     )
@@ -567,7 +567,7 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
                         argument.value = 0
                     else:
                         place = at
-                elif filling is not None:
+                elif kind in lent_numpy:
                     try:
                         capsule = value.__dlpack__(max_version=DLPACK_VERSION)
                     except unless_handler(Exception):

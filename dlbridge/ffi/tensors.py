@@ -45,7 +45,7 @@ from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
 from ._lib import C, address, destructor, ffi
-from .any import HEADER, Handle, WeakTable, defines, lendable, pack, untrack
+from .any import HEADER, Handle, WeakTable, defines, lent_numpy, lent_torch, pack, untrack
 from .errors import raised
 from .objects import Argument, pack_opaque
 
@@ -89,7 +89,7 @@ def tensor_rule(cls: type) -> Packer | None:
         library = library_of(cls)
         declared = library is not None and library.immutable  # as its users know
         if _is_lent_numpy(cls):
-            lendable[cls] = ()
+            lent_numpy.add(cls)
         return partial(_pack_producer, declared=True) if declared else _pack_producer
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor):
@@ -97,7 +97,7 @@ def tensor_rule(cls: type) -> Packer | None:
         # A DLTensor has no flags; all other tensors of torch may be written. Structs of a
         # stranger are checked.
         if torchs and table.address == torchs.address and table.fill_view and not declared:
-            lendable[cls] = torch.Tensor.is_neg, table.fill_view
+            lent_torch[cls] = torch.Tensor.is_neg, table.fill_view
         return _table_packer(table, torchs, declared=declared)
     return _table_packer(table)
 
