@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     float8_e5m2, float8_e5m2fnuz, float8_e8m0fnu = _dtypes()
     int8, int16, int32, int64, uint8, uint16, uint32, uint64 = _dtypes()
 
-# The one list of public names: module -> its names. `__all__`, `__dir__` and
-# loading follow from it, and a test compares it with the imports above.
+# The one list of public names: module -> its names. `__all__`, `__dir__`, loading and the
+# `__module__` of what is public follow from it; a test compares it with the imports above.
 _NAMES: Final = {
     "dlbridge": "DLDeviceType Device Tensor device dtype",
     "._lib": "library_path version",

@@ -123,14 +123,10 @@ def _end_destructors() -> None:
     wait_for({code for _target, code in _in_python})
 
 
-def has(symbol: str) -> bool:
-    """Whether the library that was loaded has *symbol* (versions say too little)."""
-    return _has(C, symbol)
-
-
-def _has(library: Any, symbol: str) -> bool:
+def has(symbol: str, library: Any = None) -> bool:
+    """Whether *library*, or the one that was loaded, has *symbol* (versions say too little)."""
     try:
-        getattr(library, symbol)
+        getattr(C if library is None else library, symbol)
     except (AttributeError, ffi.error):  # not declared, not exported
         return False
     return True
@@ -167,7 +163,7 @@ def _load() -> tuple[Any, str]:
         except UnicodeEncodeError:
             tried.append(f"{origin}: {path!a} is not UTF-8; rename it, or link to it")
             continue
-        missing = [name for name in _REQUIRED if not _has(library, name)]
+        missing = [name for name in _REQUIRED if not has(name, library)]
         if not missing:
             # Freed, it would unload under the objects that are still alive.
             return immortal(library), path
@@ -196,20 +192,13 @@ def _load_keeping_faulthandler() -> tuple[Any, str]:
             sigaction(number, action, None)
 
 
-class _WithGIL:
+def _with_gil(path: str) -> Any:
     """The functions of `_WITH_GIL`; arguments are integers: addresses and numbers."""
-
-    def __init__(self, path: str) -> None:
-        library = ctypes.PyDLL(path)
-        for name, (result, *arguments) in _WITH_GIL.items():
-            function = getattr(library, name)
-            function.restype = result
-            function.argtypes = arguments
-            setattr(self, name, function)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
+    library = ctypes.PyDLL(path)
+    for name, (result, *arguments) in _WITH_GIL.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
 
 
 def _register_python() -> None:
@@ -230,6 +219,6 @@ def _version() -> tuple[int, int, int]:
 
 
 C, library_path = _load_keeping_faulthandler()
-py = _WithGIL(library_path)
+py = _with_gil(library_path)
 version = _version()
 _register_python()

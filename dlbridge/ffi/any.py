@@ -133,9 +133,10 @@ CONSTRUCTORS: Final[dict[int, Constructor]] = {}
 
 packers: Final[dict[type, Packer]] = {}
 """Cache: exact class -> packer, as `packer_of` found it."""
-lendable: Final[dict[type, tuple[Any, ...]]] = {}
-"""Classes in `packers` whose tensors a call lends without their packer: torch's, with ``is_neg``
-and what writes the DLTensor, and numpy's, with nothing."""
+lent_numpy: Final[set[type]] = set()
+lent_torch: Final[dict[type, tuple[Callable[[Any], bool], Callable[[Any, Any], int]]]] = {}
+"""Classes in `packers` whose tensors a call lends without their packer: numpy's, and torch's,
+with ``is_neg`` and what writes the DLTensor."""
 
 
 def packer_of(cls: type) -> Packer:
@@ -145,7 +146,7 @@ def packer_of(cls: type) -> Packer:
         return found
     if len(packers) > CACHED_CLASSES:  # the cache keeps classes alive: it must not grow for ever
         packers.clear()
-        lendable.clear()
+        lent_torch.clear()
     found = packers[cls] = next(filter(None, (rule(cls) for rule in RULES)))
     return found
 

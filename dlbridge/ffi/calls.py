@@ -50,7 +50,8 @@ from .any import (
     Members,
     Temporaries,
     Work,
-    lendable,
+    lent_numpy,
+    lent_torch,
     made_with_gil,
     new_place,
     pack,
@@ -332,11 +333,11 @@ def perform(words: memoryview, function: Callable[..., int], *arguments: Any) ->
         if untaken:
             drop_untaken()
         tag = words[0]
-        owner = Handle if OBJECT_BEGIN <= tag <= LAST_INDEX else int
     except BaseException:  # its own, or a Ctrl-C that came meanwhile
         abandon(words)
         raise
-    return tag, owner(words[1])  # in line: a Ctrl-C comes before the payload has an owner, or after
+    # No call comes before the payload has an owner: a Ctrl-C comes before this line, or after it.
+    return tag, Handle(words[1]) if OBJECT_BEGIN <= tag <= LAST_INDEX else words[1]
 
 
 def call_with_gil(
@@ -549,9 +550,8 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
                 words[2 * count + 2] = words[2 * count + 3] = 0
             else:
                 place = 0
-                filling = lendable.get(kind)
-                if filling:
-                    is_neg, fill = filling
+                if kind in lent_torch:
+                    is_neg, fill = lent_torch[kind]
                     argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(
                         tensors, lent
                     )
@@ -567,7 +567,7 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
                         argument.value = 0
                     else:
                         place = at
-                elif filling is not None:
+                elif kind in lent_numpy:
                     try:
                         capsule = value.__dlpack__(max_version=DLPACK_VERSION)
                     except unless_handler(Exception):
@@ -619,7 +619,6 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
             words[0] = words[1] = 0
             ready[0] = frame
             return payload
-        owner = Handle if OBJECT_BEGIN <= tag <= LAST_INDEX else int
     # <- plain, bound, silent
     except BaseException as error:
         abandon(words)
@@ -630,7 +629,8 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
         # <- plain, bound, silent
         raise
     # <- plain, bound
-    payload = owner(words[1])  # owned before the frame forgets it
+    # Owned before the frame forgets it.
+    payload = Handle(words[1]) if OBJECT_BEGIN <= tag <= LAST_INDEX else words[1]
     words[0] = words[1] = 0
     ready[0] = frame
     return unpack(tag, payload)

@@ -262,7 +262,8 @@ def class_of(index: int) -> type[Object]:
     info = info_of(index)
     parent = class_of(info.ancestors[-1])
     module, _, name = info.type_key.rpartition(".")
-    scope = {"__module__": module, "__doc__": _doc(info), "__slots__": ()}
+    doc = info.doc or f"Objects of type {info.type_key}."
+    scope = {"__module__": module, "__doc__": doc, "__slots__": ()}
     made = _equip(type(name, (parent,), scope), info)
     _generated.add(made)
     # Another thread may have been faster.
@@ -372,10 +373,6 @@ def _check(cls: Any, info: TypeInfo) -> None:
                 f"and the type does not derive from {info_of(index).type_key}; derive the class "
                 "from dlbridge.ffi.Object"
             )
-
-
-def _doc(info: TypeInfo) -> str:
-    return info.doc or f"Objects of type {info.type_key}."
 
 
 def _equip(cls: type[Object], info: TypeInfo) -> type[Object]:
@@ -642,7 +639,7 @@ def _hand_over(value: Object) -> Any:
     key = next(_keys)  # of its own for each: threads may hand over one object at a time
     _handed[key] = value
     try:
-        return sys.modules["tvm_ffi"].functions.get_global_func(_HAND_OVER)(key)
+        return sys.modules["tvm_ffi"].get_global_func(_HAND_OVER)(key)
     finally:
         _handed.pop(key, None)
 

@@ -22,6 +22,7 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,7 +38,7 @@ from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.libraries.torch import is_readonly_torch, plain_torch
-from dlbridge.core.tensor.exchange import adopt, own_export_of
+from dlbridge.core.tensor.exchange import adopt, order_consumer, own_export_of
 from dlbridge.core.tensor.memory import access
 from dlbridge.core.tensor.metadata import carrier_of, memory_of
 from dlbridge.core.tensor.tensor import Tensor
@@ -45,7 +46,7 @@ from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
 from ._lib import C, address, destructor, ffi
-from .any import HEADER, Handle, WeakTable, defines, lendable, pack, untrack
+from .any import HEADER, Handle, WeakTable, defines, lent_numpy, lent_torch, pack, untrack
 from .errors import raised
 from .objects import Argument, pack_opaque
 
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
 _TENSOR: Final[int] = C.kTVMFFITensor
 _CPU: Final = DLDeviceType.kDLCPU  # compared by identity: `==` is a function in Python
+_MANAGED: Final = DLDeviceType.kDLCUDAManaged
 # Where DLManagedTensorVersioned has the device, in int32; the major version is first.
 _DEVICE: Final = (
     ffi.offsetof("DLManagedTensorVersioned", "dl_tensor") + ffi.offsetof("DLTensor", "device")
@@ -89,7 +91,7 @@ def tensor_rule(cls: type) -> Packer | None:
         library = library_of(cls)
         declared = library is not None and library.immutable  # as its users know
         if _is_lent_numpy(cls):
-            lendable[cls] = ()
+            lent_numpy.add(cls)
         return partial(_pack_producer, declared=True) if declared else _pack_producer
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor):
@@ -97,7 +99,7 @@ def tensor_rule(cls: type) -> Packer | None:
         # A DLTensor has no flags; all other tensors of torch may be written. Structs of a
         # stranger are checked.
         if torchs and table.address == torchs.address and table.fill_view and not declared:
-            lendable[cls] = torch.Tensor.is_neg, table.fill_view
+            lent_torch[cls] = torch.Tensor.is_neg, table.fill_view
         return _table_packer(table, torchs, declared=declared)
     return _table_packer(table)
 
@@ -370,8 +372,24 @@ def lent_tensor(_tag: int, payload: int) -> Tensor:
 
 
 def converter(like: Any) -> Callable[[Any], Any]:
-    """A function that makes a Tensor an array of *like*, and leaves other values alone."""
+    """A function that makes a Tensor an array of *like*, and leaves other values alone.
+
+    By the exchange table of a class that has one (torch's ReadOnlyTensorWrapper has that of plain
+    tensors); else *like* is what `dlbridge.to_device` takes.
+    """
+    table = table_of(like) if isinstance(like, type) and not is_readonly_torch(like) else None
+    if table is not None:
+        return lambda value: _wrapped(value, table) if isinstance(value, Tensor) else value
     return lambda value: as_library(value, like, None) if isinstance(value, Tensor) else value
+
+
+def _wrapped(tensor: Tensor, table: ForeignTable) -> Any:
+    """*tensor* as a tensor of the library of *table*, whose stream comes after our work."""
+    if not tensor.device.is_host or tensor.device.type is _MANAGED:
+        with suppress(BackendUnavailable):  # no work of ours is on it
+            # A library's 0 is its default stream.
+            order_consumer(tensor, table.current_work_stream(tensor.device) or None)
+    return table.wrap_export(own_export_of(tensor))
 
 
 ALONE: Final = 1 << 32 | 1
