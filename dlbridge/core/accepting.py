@@ -159,12 +159,15 @@ class _Call:
                 self._own = _meant(self._like)
                 self._device = self._where(origin.device)
                 self._origin = origin
-            own, at_home = self._own, origin.device is self._device
+            own, library = self._own, library_of(type(x))
             if isinstance(own, str):
-                is_own = at_home and origin.like == own
-                return x if is_own else _native(to_device(x, self._device))
-            if at_home and library_of(type(x)) not in own.special and is_array_of(own, type(x)):
+                is_own = own in (origin.like, library and library.backend)
+            else:
+                is_own = library not in own.special and is_array_of(own, type(x))
+            if is_own and origin.device is self._device:
                 return x
+            if isinstance(own, str):
+                return _native(to_device(x, self._device))
             return to_device(x, self._device, like=self._like)
         except Error as exc:
             raise type(exc)(f"argument {which} of {self._title}: {exc}") from exc

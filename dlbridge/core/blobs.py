@@ -22,7 +22,7 @@ from dlbridge.core.implementation_details.handlers import (
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.plugins.contract import parameters_of
 from dlbridge.core.plugins.lookup import find_device, plugin_of
-from dlbridge.core.plugins.streams import current_use, wait
+from dlbridge.core.plugins.streams import wait
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_plain
 from dlbridge.core.tensor.exchange import bind
@@ -281,8 +281,7 @@ def _order_after(stream: Any, memory: Memory, has_elements: bool) -> None:
         raise TypeError(f"{where} has no streams; stream must be None, not {stream!r}")
     handle = plugin.normalize_stream(where.index, stream)
     if handle != -1 and has_elements:
-        wait(where, handle)
-        memory.use_on(current_use(where))
+        memory.use_on(wait(where, handle, plugin))
 
 
 # What is checked ------------------------------------------------------------------

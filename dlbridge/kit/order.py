@@ -104,6 +104,13 @@ class EventPool:
         """Number of unused events of *place*."""
         return len(self._unused.get(place, ()))
 
+    def clear(self) -> None:
+        """Destroy all unused events."""
+        for place in list(self._unused):
+            events = self._unused.pop(place, [])
+            while events:
+                self._driver.run(place, self._driver.destroy_event, events.pop())
+
 
 # Capture ------------------------------------------------------------------------------
 

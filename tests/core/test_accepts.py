@@ -222,6 +222,10 @@ def test_a_function_of_an_ecosystem(like):
     there = bridge.ones(3, device="opencl:0")
     assert twice(there).device is there.device
     assert seen == ["pyopencl.array"] * 2
+    # What the function takes is passed itself, and so is what is no memory.
+    array = there.to_native()
+    for x in [array, array.queue, *([array.base_data] if like == "opencl" else [])]:
+        assert bridge.accepts(like)(lambda x: x)(x) is x
 
 
 def test_the_device_can_be_named():

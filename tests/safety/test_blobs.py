@@ -35,7 +35,7 @@ def check():
     assert len(called) == COUNT, len(called)
     assert set(called.values()) == {1}
     from dlbridge.core import blobs
-    assert (len(blobs._blobs), blobs._blobs.waiting) == (0, 0)
+    assert (len(blobs._blobs), len(blobs._blobs.ended)) == (0, 0)
 """
 
 IN_ORDER = """
@@ -124,7 +124,7 @@ assert len(calls) == len(set(calls))
 assert not taken - set(calls)
 assert set(lost) <= {Alarm, KeyboardInterrupt}
 from dlbridge.core import blobs
-assert (len(blobs._blobs), blobs._blobs.waiting) == (0, 0)
+assert (len(blobs._blobs), len(blobs._blobs.ended)) == (0, 0)
 print(len(calls), "calls,", len(lost), "exceptions within finalizers")
 """
 

@@ -34,7 +34,7 @@ from .capsules import (
     new_capsule,
     set_name,
 )
-from .structs import DLPACK_VERSION, FLAG_SUBBYTE_PADDED, TENSOR
+from .structs import DLPACK_VERSION, FLAG_SUBBYTE_PADDED, HEADER, TENSOR
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,14 +43,13 @@ if TYPE_CHECKING:
 
 
 # Parts of DLManagedTensorVersioned and DLTensor (dlpack.h 1.3), and where they begin.
-_HEADER = struct.Struct("=IIQQQ")  # version, manager_ctx, deleter, flags
 _LEGACY_END = struct.Struct("=QQ")  # manager_ctx, deleter
 _PLACE = struct.Struct("=Qii")  # data, device
 _DTYPE = struct.Struct("=BBH")
 _UINT64 = struct.Struct("=Q")
 _FLAGS_AT = 24
 _ADDRESS = ffi.typeof("uintptr_t")
-_TENSOR_AT = _HEADER.size  # of dl_tensor in DLManagedTensorVersioned; 0 in DLManagedTensor
+_TENSOR_AT = HEADER.size  # of dl_tensor in DLManagedTensorVersioned; 0 in DLManagedTensor
 _DTYPE_AT, _STRIDES_AT, _BYTE_OFFSET_AT = 20, 32, 40  # from dl_tensor
 
 
@@ -220,10 +219,10 @@ class Image:
         strides = _UINT64.unpack_from(described, _TENSOR_AT + _STRIDES_AT)[0]
         major, minor = DLPACK_VERSION if strides else (DLPACK_VERSION[0], 1)
         if deleter is None:
-            _, _, context, deleter, _ = _HEADER.unpack_from(described)
+            _, _, context, deleter, _ = HEADER.unpack_from(described)
         else:
             context = 0
-        _HEADER.pack_into(described, 0, major, minor, context, deleter, flags)
+        HEADER.pack_into(described, 0, major, minor, context, deleter, flags)
         self.write(described, _TENSOR_AT)
 
     def write(self, described: Any, start: int) -> None:
