@@ -725,10 +725,12 @@ def _unrolled(lines: list[str]) -> list[str]:
     return [*found, "    " * (FAST + 2) + f"count = {FAST}\n", *lines[end + 1 :]]
 
 
+_OF_TURN: Final = re.compile(r"(?<!\.)\b(?:value|handle)\b")
+
+
 def _of_turn(line: str, i: int) -> str:
     """The *line* with the names and the places of argument *i*."""
-    for name, new in (("value", f"a{i}"), ("handle", f"handle{i}")):
-        line = re.sub(rf"(?<!\.)\b{name}\b", new, line)
+    line = _OF_TURN.sub(lambda name: f"a{i}" if name[0] == "value" else f"handle{i}", line)
     return line.replace("2 * count + 2", f"{2 * i + 2}").replace("2 * count + 3", f"{2 * i + 3}")
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from itertools import chain, count
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
@@ -65,14 +66,12 @@ class Field:
         flags = info.flags
         self.owner: str = owner
         self.name: str = text_of(info.name)
-        self.metadata: Mapping[str, Any] = parse(text_of(info.metadata))
-        schema = self.metadata.get("type_schema")
-        self.annotation: str = annotation_of(parse(schema)) if schema else "Any"
+        self._metadata = text_of(info.metadata)
         self.writable: bool = bool(flags & C.kTVMFFIFieldFlagBitMaskWritable)
         self.has_default: bool = bool(flags & C.kTVMFFIFieldFlagBitMaskHasDefault)
         self.keyword_only: bool = bool(flags & C.kTVMFFIFieldFlagBitMaskKwOnly)
         self.in_constructor: bool = not flags & C.kTVMFFIFieldFlagBitMaskInitOff
-        self.__doc__ = text_of(info.doc) or f"{self.name}: {self.annotation}"
+        self._doc = text_of(info.doc)
         self.default_is_factory: bool = bool(flags & C.kTVMFFIFieldFlagBitMaskDefaultFromFactory)
         self._default = ffi.addressof(info, "default_value_or_factory")
         self.static_type_index: int = info.field_static_type_index
@@ -82,6 +81,21 @@ class Field:
         setter = address(info.setter)
         self._setter: Any = setter if self._setter_is_object else _Access(setter)
         self._holders = {index}  # types that were seen to have the field
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]  # of each field, in place of the class's
+        return self._doc or f"{self.name}: {self.annotation}"
+
+    @cached_property
+    def metadata(self) -> Mapping[str, Any]:
+        """What C++ says of the field; read when asked for, as JSON takes 2 ms to import."""
+        return parse(self._metadata)
+
+    @cached_property
+    def annotation(self) -> str:
+        """The type of its values, as Python writes it."""
+        schema = self.metadata.get("type_schema")
+        return annotation_of(parse(schema)) if schema else "Any"
 
     @property
     def default(self) -> Any:
