@@ -1,6 +1,7 @@
-"""A backend of a test's own, which is gone after it."""
+"""A backend of a test's own, which is gone after it; exceptions that nobody can catch."""
 
 import gc
+import sys
 
 import pytest
 
@@ -23,3 +24,13 @@ def register(monkeypatch):
     gc.collect()
     for name in names:
         registry.LOADED.pop(name, None)
+
+
+@pytest.fixture
+def reported(monkeypatch):
+    """What the hook for exceptions that nobody can catch was given: each, and its place."""
+    found = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda said: found.append((said.exc_value, repr(said.object)))
+    )
+    return found

@@ -590,14 +590,10 @@ def test_a_callback_leaves_an_exception_pending():
     assert not [x for x in gc.get_objects() if type(x).__name__ in ("_Pending", "_Failed")]
 
 
-def test_an_error_that_nobody_can_catch_is_reported(monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        sys, "unraisablehook", lambda said: seen.append((said.exc_value, repr(said.object)))
-    )
+def test_an_error_that_nobody_can_catch_is_reported(reported):
     error = Injected("once")
     report(error, "the place")
-    assert seen == [(error, "the place")]
+    assert reported == [(error, "the place")]
 
 
 def test_a_lock_is_freed_for_a_child():
