@@ -1,12 +1,20 @@
-"""A backend of a test's own, which is gone after it; exceptions that nobody can catch."""
+"""The devices of a machine without GPUs, and a backend of a test's own, which is gone after it."""
 
 import gc
 import sys
 
 import pytest
+from expected import backend_or_skip
 
 import dlbridge as bridge
 from dlbridge.core.plugins import registry
+
+
+@pytest.fixture(params=["cpu", "ext_dev:1", "opencl:0", "vulkan:0"])
+def device(request):
+    """Each kind of device that a machine without GPUs has."""
+    backend_or_skip(request.param.partition(":")[0])
+    return request.param
 
 
 @pytest.fixture
