@@ -173,12 +173,3 @@ def test_functions_for_torch_get_a_tensor_that_they_can_use(x):
     assert type(made) is torch.Tensor
     assert made.tolist() == [1, 2, 3, 4, 5, 6]
     assert x.tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_functions_for_it_get_it(x):
-    @bridge.accepts(ReadOnlyTensorWrapper)
-    def read(x):
-        assert type(x) is ReadOnlyTensorWrapper
-        return np.from_dlpack(x).sum()
-
-    assert float(read(x)) == float(read(ReadOnlyTensorWrapper(x))) == 15
