@@ -1,11 +1,20 @@
-"""A backend of a test's own, which is gone after it."""
+"""The devices of a machine without GPUs, and a backend of a test's own, which is gone after it."""
 
 import gc
+import sys
 
 import pytest
+from expected import backend_or_skip
 
 import dlbridge as bridge
 from dlbridge.core.plugins import registry
+
+
+@pytest.fixture(params=["cpu", "ext_dev:1", "opencl:0", "vulkan:0"])
+def device(request):
+    """Each kind of device that a machine without GPUs has."""
+    backend_or_skip(request.param.partition(":")[0])
+    return request.param
 
 
 @pytest.fixture
@@ -23,3 +32,13 @@ def register(monkeypatch):
     gc.collect()
     for name in names:
         registry.LOADED.pop(name, None)
+
+
+@pytest.fixture
+def reported(monkeypatch):
+    """What the hook for exceptions that nobody can catch was given: each, and its place."""
+    found = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda said: found.append((said.exc_value, repr(said.object)))
+    )
+    return found

@@ -34,16 +34,6 @@ def name_of(value):
     return value if isinstance(value, str) else type(value).__name__
 
 
-@pytest.fixture
-def reported(monkeypatch):
-    """What was given to the hook for exceptions that nobody can catch."""
-    found = []
-    monkeypatch.setattr(
-        sys, "unraisablehook", lambda said: found.append((said.exc_value, repr(said.object)))
-    )
-    return found
-
-
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
     gc.collect()

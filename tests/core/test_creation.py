@@ -6,20 +6,10 @@ import gc
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
 from peers import peer
 
 import dlbridge as bridge
 from dlbridge.core.moves import transfer
-
-DEVICES = ["cpu", "ext_dev:1", "opencl:0", "vulkan:0"]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request):
-    backend_or_skip(request.param.partition(":")[0])
-    return request.param
-
 
 SHAPES = [(), 0, 3, (2, 0), (2, 3, 4), [5]]
 

@@ -25,7 +25,7 @@ from raw_producer import OldProducer, Producer, struct_in
 import dlbridge as bridge
 from dlbridge.core._cdefs import ffi as our_ffi
 from dlbridge.core.implementation_details import ends
-from dlbridge.core.implementation_details.ends import end_finalizers, report
+from dlbridge.core.implementation_details.ends import end_finalizers
 from dlbridge.core.implementation_details.handlers import RESUME, c_callback, handlers_cause
 from dlbridge.core.implementation_details.python_api import (
     address_in,
@@ -588,16 +588,6 @@ def test_a_callback_leaves_an_exception_pending():
     gc.collect()
     assert [error() for error in errors] == [None] * 99
     assert not [x for x in gc.get_objects() if type(x).__name__ in ("_Pending", "_Failed")]
-
-
-def test_an_error_that_nobody_can_catch_is_reported(monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        sys, "unraisablehook", lambda said: seen.append((said.exc_value, repr(said.object)))
-    )
-    error = Injected("once")
-    report(error, "the place")
-    assert seen == [(error, "the place")]
 
 
 def test_a_lock_is_freed_for_a_child():

@@ -101,11 +101,6 @@ def keep(*tensors: Any) -> int:
     return len(_kept)
 
 
-def kept() -> Any:
-    """All that it keeps."""
-    return list(_kept)
-
-
 def forget() -> None:
     _kept.clear()
 

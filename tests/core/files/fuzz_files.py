@@ -22,19 +22,8 @@ from making import GGUF_F32, GGUF_Q4_0, gguf_bytes, npy_bytes
 import dlbridge as bridge
 
 WORDS = [b"[", b"]", b"{", b"}", b'"', b",", b"-1", b"0", b"99999999999999999999", b"1e3", b"null"]
-WORDS += [
-    b"true",
-    b"F64",
-    b"F4",
-    b"<f8",
-    b"|V2",
-    b"|O",
-    b"'shape'",
-    b"True",
-    b"shape",
-    b"\xff",
-    b"\0",
-]
+WORDS += [b"true", b"F64", b"F4", b"<f8", b"|V2", b"|O", b"'shape'", b"True", b"shape"]
+WORDS += [b"\xff", b"\0"]
 NUMBERS = [0, 1, 2, 3, 7, 8, 9, 31, 32, 33, 255, 256, 4096, 2**31, 2**32 - 1]
 NUMBERS += [2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 

@@ -25,13 +25,6 @@ from threads import at_once
 import dlbridge as bridge
 
 OPEN_FILES = Path("/proc/self/fd")
-DEVICES = ["cpu", "ext_dev:0", "opencl:0", "vulkan:0"]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request):
-    backend_or_skip(request.param.partition(":")[0])
-    return request.param
 
 
 @pytest.fixture

@@ -16,14 +16,11 @@ from scripts import run_scene
 
 import dlbridge as bridge
 
-DEVICES = ["cpu", "ext_dev:0", "opencl:0", "vulkan:0"]
 SUFFIXES = [".safetensors", ".npz"]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_device_and_layout(device, suffix, tmp_path, monkeypatch):
-    backend_or_skip(device.partition(":")[0])
     from dlbridge.core.files import saving
 
     monkeypatch.setattr(saving, "PIECE", 1000)
@@ -208,11 +205,9 @@ def test_a_disk_that_is_full(suffix, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["__init__", "_open_to_write", "close", "_write_end_record"])
-def test_a_ctrl_c_in_zipfile(method, tmp_path, monkeypatch):
+def test_a_ctrl_c_in_zipfile(method, tmp_path, monkeypatch, reported):
     """The file is closed before the traceback, which has the archive and its member, is gone."""
     begin = getattr(zipfile.ZipFile, method)
-    unraised = []
-    monkeypatch.setattr("sys.unraisablehook", unraised.append)
 
     def interrupted(*given, **named):
         kept = begin(*given, **named)
@@ -223,5 +218,5 @@ def test_a_ctrl_c_in_zipfile(method, tmp_path, monkeypatch):
         bridge.save(tmp_path / "a.npz", {"x": np.ones(3)})
     del caught
     gc.collect()
-    assert [(type(each.exc_value), each.exc_value) for each in unraised] == []
+    assert reported == []
     assert list(tmp_path.iterdir()) == []

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
 from peers import peer
 
 import dlbridge
-
-DEVICES = ["cpu", "ext_dev:1", "opencl:0", "vulkan:0"]
 
 
 class Asked:
@@ -39,10 +36,9 @@ class AskedOld(Asked):
         return self.tensor.__dlpack__(stream=stream)
 
 
-@pytest.fixture(params=DEVICES)
-def tensor(request):
-    backend_or_skip(request.param.partition(":")[0])
-    return dlbridge.to_device(np.arange(6, dtype="float32"), request.param, copy=True)
+@pytest.fixture
+def tensor(device):
+    return dlbridge.to_device(np.arange(6, dtype="float32"), device, copy=True)
 
 
 def on_cpu(tensor):

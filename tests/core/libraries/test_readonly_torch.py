@@ -142,6 +142,14 @@ def test_read_only_memory_goes_out_as_it_without_a_copy(frozen, way, named_by):
     assert back.tolist() == frozen.tolist()
 
 
+def test_it_keeps_the_memory():
+    array = np.arange(1000.0)
+    array.flags.writeable = False
+    made = bridge.from_dlpack(array, like=ReadOnlyTensorWrapper)
+    del array
+    assert np.from_dlpack(made).tolist() == list(range(1000))
+
+
 def test_a_plain_tensor_of_read_only_memory_is_a_copy(frozen, x):
     for readonly in (frozen, ReadOnlyTensorWrapper(x)):
         for like in ("torch", torch, torch.Tensor):

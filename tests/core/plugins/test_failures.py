@@ -17,7 +17,7 @@ from dlbridge import protocol
 from dlbridge.core.plugins.contract import CONTRACTS
 from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.plugins.registry import Plugin
-from dlbridge.errors import BackendError, DeviceError, DeviceLost, DeviceMemoryError, Error
+from dlbridge.errors import BackendError, DeviceError, DeviceMemoryError, Error
 
 NAME = "failing_in_a_test"
 ZERO, ONE = f"{NAME}:0", f"{NAME}:1"
@@ -234,51 +234,18 @@ def test_an_error_of_the_users_progress_is_the_users(failing):
         bridge.to_device(HOST, ZERO, copy=True, progress=report)
 
 
-class Losing(Fake):
-    """Loses its devices when told; `allocate` opens them anew."""
+def test_a_device_that_appears(register):
+    class Opening(Fake):
+        opened = 1
 
-    def __init__(self):
-        super().__init__()
-        self.gone: set[int] = set()  # handles
-        self.opened = 1
+        def device_count(self):
+            return self.opened
 
-    def lose(self):
-        self.gone |= set(self.table)
-
-    def bytes_of(self, span, write=False):
-        if span.data in self.gone:
-            raise DeviceLost(f"{NAME}:{span.device_id} was reset; make the tensor again")
-        return super().bytes_of(span, write)
-
-    def device_count(self):
-        return self.opened
-
-
-@pytest.fixture
-def losing(register):
     find_again()
-    return register(NAME, Losing)
-
-
-def test_a_lost_device(losing):
-    """Old tensors say so and can be dropped; new ones work, as the backend opened it again."""
-    old = upload()
-    losing.lose()
-    with pytest.raises(DeviceLost, match="was reset"):
-        bridge.to_device(old, "cpu", copy=True)
-    with pytest.raises(DeviceError):
-        bridge.to_device(old, ZERO, copy=True)
-    new = upload()
-    assert (bridge.to_device(new, "cpu", copy=True).numpy() == HOST).all()
-    del old, new
-    gc.collect()
-    assert losing.live_allocations() == 0
-
-
-def test_a_device_that_appears(losing):
+    plugin = register(NAME, Opening)
     with pytest.raises(bridge.ExchangeError, match=f"there is no {ONE}"):
         bridge.to_device(HOST, ONE)
-    losing.opened = 2
+    plugin.opened = 2
     there = bridge.to_device(HOST, ONE)
     assert (bridge.to_device(there, "cpu", copy=True).numpy() == HOST).all()
 

@@ -7,7 +7,6 @@ from scripts import run_script
 from stream_backend import Streams, installed
 
 import dlbridge as bridge
-from dlbridge.core.plugins.lookup import pci_text, uuid_text
 from dlbridge.errors import BackendError, BackendUnavailable, DeviceError, ExchangeError
 
 UUID = "0123abcd-4567-89ef-0123-456789abcdef"
@@ -34,50 +33,31 @@ class Described(Streams):
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("what", "said", "found"),
     [
-        (UUID, UUID),
-        (f"GPU-{UUID.upper()}", UUID),
-        (f"MIG-{UUID}", UUID),
-        (UUID.replace("-", ""), UUID),
+        # Lowercase, 8-4-4-4-12, without a prefix; None for what is no UUID.
+        ("uuid", UUID, UUID),
+        ("uuid", f"GPU-{UUID.upper()}", UUID),
+        ("uuid", f"MIG-{UUID}", UUID),
+        ("uuid", UUID.replace("-", ""), UUID),
         # HIP's sixteen bytes are text.
-        ("GPU-9b1a0b2f3c4d5e6f", "39623161-3062-3266-3363-346435653666"),
-        ("00000000-0000-0000-0000-000000000000", None),
-        ("GPU-ab", None),
-        ("", None),
-        (None, None),
-        (7, None),
+        ("uuid", "GPU-9b1a0b2f3c4d5e6f", "39623161-3062-3266-3363-346435653666"),
+        ("uuid", "00000000-0000-0000-0000-000000000000", None),
+        *(("uuid", said, None) for said in ("GPU-ab", "", None, 7)),
+        # domain:bus:device.function in hexadecimal; None for what is no address.
+        ("pci", "0000:3B:00.0", "0000:3b:00.0"),
+        ("pci", "00000000:3B:00.0", "0000:3b:00.0"),
+        ("pci", "00010000:3B:1f.7", "10000:3b:1f.7"),
+        ("pci", "3b:00.0", "0000:3b:00.0"),
+        ("pci", "0000:3b:00", "0000:3b:00.0"),
+        *(("pci", said, None) for said in ("PCI bus 7", "", None)),
     ],
 )
-def test_the_form_of_a_uuid(said, found):
-    """Lowercase, 8-4-4-4-12, without a prefix; None for what is no UUID."""
-    assert uuid_text(said) == found
-
-
-@pytest.mark.parametrize(
-    ("said", "found"),
-    [
-        ("0000:3B:00.0", "0000:3b:00.0"),
-        ("00000000:3B:00.0", "0000:3b:00.0"),
-        ("00010000:3B:1f.7", "10000:3b:1f.7"),
-        ("3b:00.0", "0000:3b:00.0"),
-        ("0000:3b:00", "0000:3b:00.0"),
-        ("PCI bus 7", None),
-        ("", None),
-        (None, None),
-    ],
-)
-def test_the_form_of_a_pci_address(said, found):
-    """domain:bus:device.function in hexadecimal; None for what is no address."""
-    assert pci_text(said) == found
-
-
-def test_a_device_says_what_its_backend_says():
-    info = {"uuid": f"GPU-{UUID}", "pci": "00000000:3B:00.0"}
-    with installed("cuda", Described(info, {})):
-        first, second = bridge.device("cuda:0"), bridge.device("cuda:1")
-        assert (first.uuid, first.pci) == (UUID, "0000:3b:00.0")
-        assert (second.uuid, second.pci) == (None, None)
+def test_a_device_says_what_its_backend_says_in_one_form(what, said, found):
+    with installed("cuda", Described({}, {what: said})):
+        second = bridge.device("cuda:1")
+        assert {"uuid": second.uuid, "pci": second.pci} == {"uuid": None, "pci": None, what: found}
+        assert (bridge.device("cuda:0").uuid, bridge.device("cuda:0").pci) == (None, None)
 
 
 def test_a_backend_without_device_info_says_nothing():

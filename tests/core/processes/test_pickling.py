@@ -19,10 +19,9 @@ BIG = 1 << 20
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
 
-@pytest.fixture(params=["cpu", EXT, "opencl:0", "vulkan:0"])
-def tensor(request):
-    backend_or_skip(request.param.partition(":")[0])
-    return bridge.to_device(np.arange(BIG, dtype="u1"), request.param, copy=True)
+@pytest.fixture
+def tensor(device):
+    return bridge.to_device(np.arange(BIG, dtype="u1"), device, copy=True)
 
 
 # Buffers that are kept

@@ -242,21 +242,6 @@ def test_unpickle_to(device):
 # In a device's own memory ----------------------------------------------------------------
 
 
-@in_own_memory
-def test_the_maker_drops_it_first(device, other):
-    """The other process has the memory as long as it wants."""
-    t = bridge.share(VALUES, device)
-    other(other_side.keep, t)
-    del t
-    gc.collect()
-    again = bridge.share(np.zeros((4, 256), "f4"), device)  # would be the same, if it were free
-    (kept,) = other(other_side.kept)
-    assert (values(kept) == VALUES).all()
-    other_side.scale(kept, 2)
-    assert other(other_side.described, kept)[-1] == (2 * VALUES).tobytes()
-    assert not values(again).any()
-
-
 def inode_of(t):
     return os.fstat(shared_blocks.find_on_device(t.operand())[0].fileno()).st_ino
 
