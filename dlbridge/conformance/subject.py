@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from functools import cached_property
 from itertools import product
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -26,22 +27,6 @@ class Place(NamedTuple):
 
     device: tuple[int, int] = (1, 0)
     dtype: tuple[int, int, int] = (2, 32, 1)
-
-
-def _attribute(path: str) -> Any:
-    """The object at a dotted path whose first parts are modules."""
-    parts = path.split(".")
-    for count in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:count]))
-        except ModuleNotFoundError as exc:
-            if exc.name and not path.startswith(exc.name):
-                raise  # the module is there, and what it imports is not
-            continue
-        for part in parts[count:]:
-            found = getattr(found, part)
-        return found
-    raise ImportError(f"there is no module {parts[0]!r} here; install it")
 
 
 _MAKE = {
@@ -93,11 +78,16 @@ class Subject:
         self.spec = name
         name, _, self.device = name.partition("@")
         self.name, _, self._function = name.partition(":")
-        module = _attribute(self.name)  # ImportError now
+        try:
+            module = importlib.import_module(self.name)
+        except ModuleNotFoundError as exc:
+            if exc.name and not self.name.startswith(exc.name):
+                raise  # the module is there, and what it imports is not
+            raise ImportError(f"there is no module {self.name!r} here; install it") from exc
         if self._function and not callable(getattr(module, self._function, None)):
             raise ImportError(f"{self.name} has no function {self._function!r}")
         if self.name == "warp":
-            _attribute("warp.init")()
+            resolve_name("warp.init")()
         self.immutable = self.name in _IMMUTABLE or getattr(module, "immutable", False) is True
         self.takes_capsules = self.name in _TAKES_CAPSULES
 
@@ -108,7 +98,7 @@ class Subject:
         ]  # fmt: skip
         for path in names:
             try:
-                found: Callable[..., Any] = _attribute(path)
+                found: Callable[..., Any] = resolve_name(path)
             except (AttributeError, ImportError):
                 continue
             return found
@@ -154,7 +144,7 @@ class Subject:
     def allocate(self, array: np.ndarray[Any, Any]) -> Any:
         """`make`, in memory that the library has allocated itself."""
         if self.spec == "dlbridge":  # asarray shares numpy's memory
-            return _attribute("dlbridge.asarray")(array, copy=True)
+            return resolve_name("dlbridge.asarray")(array, copy=True)
         made = self.make(array)
         if self.name != "numpy" and hasattr(made, "copy"):
             try:
@@ -196,7 +186,7 @@ class Subject:
 
     def _of_module(self, name: str, known: str | None = None) -> Any:
         try:
-            return _attribute(known or f"{self.name}.{name}")
+            return resolve_name(known or f"{self.name}.{name}")
         except AttributeError:
             return getattr(importlib.import_module(self.name.partition(".")[0]), name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -251,6 +252,11 @@ class LostTests(BackendCase):
         if not self.lose_device(device.backend, device.device_id):
             pytest.skip("this device cannot be lost on request (lose_device)")
 
+    def reopen(self, device: DeviceUnderTest) -> None:
+        """Open the device again for the next test, where the backend can."""
+        with suppress(DeviceLost):
+            device.free(device.allocate(256))
+
     def test_lost_device(
         self, backend: Any, device: DeviceUnderTest, devices: list[DeviceUnderTest]
     ) -> None:
@@ -323,10 +329,7 @@ class LostTests(BackendCase):
             end_quietly(partial(device.free, imported))
         end_quietly(partial(device.free, data))
         assert live_allocations(backend) == before
-        try:
-            device.free(device.allocate(256))  # opens it again for the next test, where it can
-        except DeviceLost:
-            return
+        self.reopen(device)
 
     def test_lost_device_ends_a_wait(self, backend: Any, device: DeviceUnderTest) -> None:
         """A thread that waits in `synchronize` while the device is lost comes back."""
@@ -353,7 +356,4 @@ class LostTests(BackendCase):
         try:
             device.synchronize()
         except Error:  # reports the loss
-            try:
-                device.free(device.allocate(256))
-            except DeviceLost:
-                return
+            self.reopen(device)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,48 +29,61 @@ if TYPE_CHECKING:
 THREADS = 8
 
 FINALIZERS = """
-import faulthandler, gc, os, threading, time
+import os
 from dlbridge.testing.backend_base import DeviceUnderTest
+from dlbridge.testing.backend_threads import free_in_finalizers
 
-backend = load()
-device = DeviceUnderTest(backend, device_id)
-held = device.filled(b"h" * 100)
-
-class Owner:
-    def __init__(self):
-        self.cycle = self  # only the garbage collector can free it
-        self.memory = backend.allocate(device_id, 100, 1, device.stream)
-
-def work():
-    # On a slow device not all of it: two rounds of 2 ms for each piece of work take 5 s.
-    end = time.monotonic() + patience / 24
-    for threshold in [*range(1, 61)] * 12:
-        gc.set_threshold(threshold)
-        for _ in range(5):
-            Owner()
-            device.write(held, 0, b"w" * 100)
-            device.read(held, 0, 100)
-        if time.monotonic() > end:
-            break
-
-gc.collect()
-gc.freeze()  # each collection then visits little
-thread = threading.Thread(target=work, daemon=True)
-thread.start()
-thread.join(patience * 3 / 4)
-if thread.is_alive():
-    faulthandler.dump_traceback()
+device = DeviceUnderTest(load(), device_id)
+# On a slow device not all of it: two rounds of 2 ms for each piece of work take 5 s.
+if not free_in_finalizers(device, [*range(1, 61)] * 12, patience, patience / 24):
     os._exit(3)
-gc.set_threshold(0)
-gc.collect()
-assert device.read(held, 0, 100) == b"w" * 100
 device.close()
 """
-"""A scene in which the collector frees memory at any point of calls for other memory.
 
-A threshold is the number of objects until the next collection. Each moves it to another
-line of a call, and some to a line that holds a lock.
-"""
+
+def free_in_finalizers(
+    device: DeviceUnderTest, thresholds: list[int], patience: float, seconds: float
+) -> bool:
+    """Have the collector free memory at any point of calls for other memory; False: a deadlock.
+
+    A threshold is the number of objects until the next collection. Each moves it to another
+    line of a call, and some to a line that holds a lock. After so many *seconds* it is enough.
+    """
+    held = device.filled(b"h" * 100)
+
+    class Owner:
+        def __init__(self) -> None:
+            self.cycle = self  # only the garbage collector can free it
+            self.memory = device.backend.allocate(device.device_id, 100, 1, device.stream)
+
+    def work() -> None:
+        end = time.monotonic() + seconds
+        for threshold in thresholds:
+            gc.set_threshold(threshold)
+            for _ in range(5):
+                Owner()
+                device.write(held, 0, b"w" * 100)
+                device.read(held, 0, 100)
+            if time.monotonic() > end:
+                break
+
+    thread = threading.Thread(target=work, daemon=True)  # a deadlock must not hang pytest
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()  # each collection then visits little
+    try:
+        thread.start()
+        thread.join(patience * 3 / 4)
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+    if thread.is_alive():
+        faulthandler.dump_traceback()
+        return False
+    gc.collect()
+    assert device.read(held, 0, 100) == b"w" * 100
+    device.free(held)
+    return True
 
 
 def run_in_threads(work: Callable[[int], str | None]) -> None:
@@ -188,35 +203,12 @@ class ThreadTests(PublicCase):
 
     def test_free_in_a_finalizer(self, backend: Any, device: DeviceUnderTest) -> None:
         """The garbage collector may free one tensor in the middle of any call for another."""
-        held = device.filled(b"h" * 100)
         gc.collect()
         before = live_allocations(backend)
-
-        class Owner:
-            def __init__(self) -> None:
-                self.cycle = self  # only the garbage collector can free it
-                self.memory = backend.allocate(device.device_id, 100, 1, device.stream)
-
-        def work() -> None:
-            for _ in range(200):
-                Owner()
-                device.write(held, 0, b"w" * 100)
-
-        thread = threading.Thread(target=work, daemon=True)  # a deadlock must not hang pytest
-        threshold = gc.get_threshold()
-        gc.collect()
-        gc.freeze()  # otherwise each collection visits everything that pytest has imported
-        gc.set_threshold(1)
-        try:
-            thread.start()
-            thread.join(self.patience)
-        finally:
-            gc.set_threshold(*threshold)
-            gc.unfreeze()
-        assert not thread.is_alive(), "deadlock: a finalizer waits for a lock of its own thread"
-        gc.collect()
+        assert free_in_finalizers(device, [1] * 40, self.patience, self.patience), (
+            "deadlock: a finalizer waits for a lock of its own thread"
+        )
         device.synchronize()
-        assert device.read(held, 0, 100) == b"w" * 100
         assert live_allocations(backend) == before
 
     @pytest.mark.parametrize("kind", ["memory", "host view", "host import"])
