@@ -201,27 +201,6 @@ def test_a_failed_release_is_made_again(monkeypatch):
     assert kind.all() == []
 
 
-def test_a_destructor_that_is_cut_off_at_its_first_instruction():
-    """There a handler's exception is raised that came before. The next end does its work too."""
-    released, cut = [], []
-
-    def trace(frame, _event, _argument):
-        if frame.f_code.co_name == "__del__" and not cut:
-            cut.append(1)
-            raise Struck
-
-    kind = Resources(lambda name: released.append(name) or True)
-    owner, other = Owner(kind, "x"), Owner(kind, "y")
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    sys.settrace(trace)
-    del owner
-    sys.settrace(None)
-    sys.unraisablehook = hook
-    assert (cut, released, kind.all()) == ([1], [], ["x", "y"]) or kind.all() == ["y", "x"]
-    del other
-    assert (released, kind.all()) == (["y", "x"], [])
-
-
 def test_a_cycle_is_released_once():
     """The collector notes its end before it calls `__del__`."""
     released = []

@@ -66,24 +66,11 @@ def test_a_child_that_only_exits(script, before):
     script(PROGRAM.format(before=BEFORE[before], inside="pass", after=after))
 
 
-USES = (
-    "opencl.device_count()",
+USES = (  # one by each way to the driver; that no member is left out, the core's test shows
     "opencl.allocate(0, 64, 64, 0)",
-    "opencl.current_stream(0)",
-    "opencl.normalize_stream(0, queue)",
-    "opencl.synchronize(0, queue.int_ptr)",
-    "opencl.wait(0, queue.int_ptr, queue.int_ptr)",
     "bridge.to_device(t, 'cpu', copy=True)",
-    "bridge.to_device(np.arange(9.0), 'opencl:0', copy=True)",
-    "bridge.zeros(100, 'float32', 'opencl:0')",
-    "bridge.to_device(t[::2], 'cpu', copy=True)",
-    "t.host_view()",
-    "bridge.to_device(host, 'opencl:0', copy=False)",
     "t.to_native()",
     "bridge.asarray(array)",
-    "t.__dlpack__(stream=queue.int_ptr)",
-    "opencl.find_device('Portable')",
-    "opencl.device_info(0)",
     "dlbridge_opencl.use_context(queue.context)",
 )
 
@@ -99,7 +86,7 @@ CHILD = """told = []
 
 
 def test_a_child_is_told(script):
-    """Whatever it uses; also of what this device could not do in the parent either."""
-    before = BEFORE["used"] + "import dlbridge_opencl\nhost = bridge.empty(4096, 'uint8').numpy()\n"
+    """Whatever it uses."""
+    before = BEFORE["used"] + "import dlbridge_opencl\n"
     inside = CHILD.format(uses=[*USES])
     assert script(PROGRAM.format(before=before, inside=inside, after="")) == str(len(USES))
