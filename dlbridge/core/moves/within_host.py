@@ -2,16 +2,23 @@
 
 numpy's own copy is the fastest for nearly all layouts. It reads a column element by element, and
 where that is slow (measured by ``make bench``; docs/benchmarks/pack-choices.md has the tables) the
-columns are copied in blocks. torch's copy is not used: under its FakeTensorMode it copies nothing
-and raises no error.
+columns are copied in blocks; what is large is copied by several threads. torch's copy is not used:
+under its FakeTensorMode it copies nothing and raises no error.
 """
 
 from __future__ import annotations
 
+import sys
+from _thread import start_new_thread
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from math import gcd
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.implementation_details.handlers import unless_handler
+from dlbridge.core.plugins.cpu import usable_cores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +30,9 @@ if TYPE_CHECKING:
 # All sizes in bytes, if not said otherwise.
 _SMALL = 256 << 10  # below it no way but numpy's is worth finding
 _CHUNK = 64 << 20  # after each, Ctrl-C and progress
+_THREADED = 128 << 20  # from here on in threads, what the memory's speed limits
+_THREADED_STRIDED = 8 << 20  # and what the caches limit
+_THREADS = 4
 _PAGE = 4 << 10
 _TLB = 1024  # pages whose addresses the processor remembers
 _BLOCK = 256 << 10  # of the target: its columns lie on few pages
@@ -63,7 +73,8 @@ def copy_host(target: Array, source: Array, progress: Progress | None = None) ->
             )
         target, source = _raw(target), _raw(source)
     nbytes = target.nbytes
-    if nbytes < _SMALL or (nbytes <= _CHUNK and _runs_alike(target, source)):
+    direct = _CHUNK if target.strides == source.strides else _THREADED_STRIDED
+    if nbytes < _SMALL or (nbytes <= direct and _runs_alike(target, source)):
         if target.strides != source.strides and np.may_share_memory(target, source):
             source = source.copy()  # numpy's copyto has written elements before it read them
         np.copyto(target, source)
@@ -78,12 +89,76 @@ def copy_host(target: Array, source: Array, progress: Progress | None = None) ->
         source = aside
     target, source = _arrange(target, source)
     move = _fastest(target, source)
-    done = 0
-    for piece, its_source in _pieces(target, source, _CHUNK):
-        move(piece, its_source)
-        done += piece.nbytes
-        if progress is not None:
-            progress(done, nbytes)
+    threads = _count_threads(move, target, source)
+    limit = _CHUNK if threads == 1 else min(_CHUNK, nbytes // (4 * threads))
+    _copy_pieces(move, list(_pieces(target, source, limit)), threads, progress)
+
+
+def _count_threads(move: Move, target: Array, source: Array) -> int:
+    """In how many threads to copy arranged arrays."""
+    least = _THREADED if target.strides == source.strides else _THREADED_STRIDED
+    # Strips take the GIL for each few KiB. Of elements that are written twice the last one shall
+    # win. A thread that begins while Python ends does nothing.
+    one = isinstance(move, partial) or 0 in target.strides or sys.is_finalizing()
+    if one or target.nbytes < least:
+        return 1
+    return min(_THREADS, usable_cores())
+
+
+def _copy_pieces(
+    move: Move, pieces: list[tuple[Array, Array]], threads: int, progress: Progress | None
+) -> None:
+    """Copy all *pieces*, in this thread and in others, which have ended when this returns."""
+    total, reported = sum(target.nbytes for target, _ in pieces), 0
+    waiting = iter(pieces)  # each piece is taken by one step of C
+    moved: list[int] = []
+    errors: list[BaseException] = []
+    # Not `threading.Thread`: an exception in its `start` or `join` leaves it running, unknown.
+    begun: list[int] = []
+    ended: list[None] = []
+    news: SimpleQueue[None] = SimpleQueue()
+
+    def help_along() -> None:
+        try:
+            for target, source in waiting:
+                move(target, source)
+                moved.append(target.nbytes)
+        except BaseException as exc:
+            errors.append(exc)
+        finally:
+            ended.append(None)
+            news.put(None)
+
+    try:
+        try:
+            begun.extend(map(start_new_thread, [help_along] * (threads - 1), [()] * (threads - 1)))
+        except unless_handler(RuntimeError):  # the process may start no more: its limit, or its end
+            pass
+        for target, source in waiting:
+            move(target, source)
+            moved.append(target.nbytes)
+            if progress is not None:
+                progress(reported := sum(moved), total)
+    finally:
+        pieces.clear()  # which ends the iterator
+        _wait_for_all(begun, ended, news)
+    if errors:
+        raise errors[0]
+    if progress is not None and reported != total:
+        progress(total, total)
+
+
+def _wait_for_all(begun: list[int], ended: list[None], news: SimpleQueue[None]) -> None:
+    """Wait for every thread, also after a Ctrl-C: they still write to the user's memory."""
+    interruption: BaseException | None = None
+    while len(ended) < len(begun):
+        try:
+            with suppress(Empty):  # an exception may have come after it, so not for ever
+                news.get(timeout=0.05)
+        except BaseException as exc:
+            interruption = exc
+    if interruption is not None:
+        raise interruption
 
 
 def _runs_alike(target: Array, source: Array) -> bool:

@@ -1,5 +1,8 @@
 """dlbridge.core.moves.within_host: copies of any strides are byte for byte those of numpy."""
 
+import os
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -63,6 +66,9 @@ def tiny_limits(monkeypatch):
     tiny = {
         "_SMALL": 1,
         "_CHUNK": 1000,
+        "_THREADED": 3000,
+        "_THREADED_STRIDED": 500,
+        "usable_cores": lambda: 3,
         "_CACHE_REACH": 256,
         "_LEAST_CONFLICT": 0,
         "_LINE": 4,
@@ -203,12 +209,109 @@ def test_progress_after_each_chunk_and_at_the_end():
     assert calls == [(3, 3)]
 
 
+def test_progress_with_threads_is_told_in_this_thread(tiny_limits):
+    calls = []
+
+    def progress(done, total):
+        assert threading.current_thread() is threading.main_thread()
+        calls.append((done, total))
+
+    copy_host(np.empty((100, 100), "u1"), noise(10_000).reshape(100, 100).T, progress)
+    assert calls == sorted(set(calls))
+    assert calls[-1] == (10_000, 10_000)
+
+
 def test_an_error_in_progress_ends_the_copy(tiny_limits):
     def progress(done, total):
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
         copy_host(np.empty((100, 100), "u1"), noise(10_000).reshape(100, 100).T, progress)
+
+
+def pairs(count):
+    target, source = np.zeros(count), np.ones(count)
+    return target, [(target[i : i + 1], source[i : i + 1]) for i in range(count)]
+
+
+def test_threads_copy_at_the_same_time():
+    together = threading.Barrier(3, timeout=60)
+
+    def move(target, source):
+        together.wait()
+        np.copyto(target, source)
+
+    target, pieces = pairs(6)
+    within_host._copy_pieces(move, pieces, 3, None)
+    assert target.all()
+
+
+def test_an_error_in_another_thread_is_raised_here():
+    failed = threading.Event()
+
+    def move(target, source):
+        if threading.current_thread() is threading.main_thread():
+            assert failed.wait(60)
+        else:
+            failed.set()
+            raise MemoryError("no room for a strip")
+
+    with pytest.raises(MemoryError, match="no room for a strip"):
+        within_host._copy_pieces(move, pairs(4)[1], 2, None)
+
+
+def test_no_thread_can_be_started(tiny_limits, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(within_host, "start_new_thread", refuse)
+    source, target = noise(10_000).reshape(100, 100), np.empty((100, 100), "u1")
+    copy_host(target, source.T)
+    assert (target == source.T).all()
+
+
+def test_elements_that_are_written_twice_keep_the_last_value(tiny_limits):
+    source = noise(10_000).reshape(100, 100)
+    target = np.lib.stride_tricks.as_strided(np.zeros(100, "u1"), (100, 100), (0, 1))
+    copy_host(target, source)
+    assert (target[0] == source[-1]).all()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends itself signals")
+def test_whoever_interrupts_it_no_thread_copies_afterwards():
+    """Each exception may come while the one before is handled."""
+    out = run_script(
+        """
+        import signal, threading, time
+        import numpy as np
+        from dlbridge.core.moves import within_host
+        left, holding, ended = [1, 2, 3], threading.Event(), []
+        class Struck(Exception): pass
+        def strike(*_):
+            if left:
+                left.pop()
+                raise Struck
+        def move(target, source):
+            if threading.current_thread() is threading.main_thread():
+                holding.wait(60)
+                while left: time.sleep(0.01)
+                return
+            holding.set()
+            while left: time.sleep(0.01)
+            target[...] = source
+            ended.append(1)
+        target = np.zeros(4)
+        pieces = [(target[i : i + 1], np.ones(1)) for i in range(2)]
+        signal.signal(signal.SIGALRM, strike)
+        signal.setitimer(signal.ITIMER_REAL, 0.1, 0.05)
+        try:
+            within_host._copy_pieces(move, pieces, 2, None)
+        except Struck:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            print(ended, target.sum() == 1, pieces)
+        """
+    )
+    assert out == "[1] True []\n"
 
 
 def test_bad_input():
