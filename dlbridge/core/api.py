@@ -254,7 +254,10 @@ def asarray(
         importer = IMPORTERS.get(type(x))
         if importer is not None:
             return importer(x)
+    # What is wrong is said before a capsule is used up.
+    check_copy(copy)
     wanted = None if dtype is None else as_dtype(dtype)
+    target = None if device is None else find_device(device)
     tensor = import_anything(x, wanted, copy, device)
     if wanted is not None and tensor.dtype is not wanted:
         raise ExchangeError(
@@ -262,10 +265,9 @@ def asarray(
             f"dlbridge.astype(x, {wanted.name!r}) does, in new memory; asarray(x).view(dtype) "
             f"reads the same memory as {wanted}{used_up(x)}"
         )
-    if device is None and (copy is None or copy is False):
+    if target is None and (copy is None or copy is False):
         return tensor
-    target = tensor.device if device is None else find_device(device)
-    moved: Tensor = Move(x, tensor, target, copy).run()
+    moved: Tensor = Move(x, tensor, target or tensor.device, copy).run()
     return moved
 
 

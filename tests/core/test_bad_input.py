@@ -305,6 +305,15 @@ def test_a_plan_does_not_use_a_capsule_up(ask):
     assert bridge.from_dlpack(capsule).tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("take", [bridge.asarray, bridge.from_dlpack])
+@pytest.mark.parametrize("wrong", [{"device": "nowhere"}, {"copy": 3}], ids=str)
+def test_a_wrong_argument_does_not_use_a_capsule_up(take, wrong):
+    capsule = np.arange(3.0).__dlpack__()
+    with pytest.raises((TypeError, ValueError)):
+        take(capsule, **wrong)
+    assert bridge.from_dlpack(capsule).tolist() == [0, 1, 2]
+
+
 def test_no_copy_into_elements_that_share_memory():
     base = np.zeros((1, 3))
     wide = np.ndarray((2, 3), "f8", base, strides=(0, 8))

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from scripts import run_script
 from threads import others_run_during
 
 from dlbridge.core.moves import within_host
