@@ -113,6 +113,13 @@ def test_explain_json_from_a_device_to_a_library(explain):
     assert [step["kind"] for step in plan["steps"]] == ["download", "as library"]
 
 
+def test_bad_input_is_one_line():
+    done = run("explain", "numpy", "opencl:0")  # in a process where no backend is loaded
+    assert done.returncode == 1
+    assert "DLBRIDGE_BACKENDS" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -120,7 +127,6 @@ def test_explain_json_from_a_device_to_a_library(explain):
         (("numpi", "cpu"), "'numpi' is neither a library nor a device (did you mean 'numpy'?): "),
         (("numpy", "ext_dew:0"), "(did you mean 'ext_dev'?)"),
         (("ext_dev:9", "cpu"), "there is no ext_dev:9"),
-        (("numpy", "opencl:0"), "DLBRIDGE_BACKENDS"),
         (("numpy", "cpu", "--dtype", "float33"), "float33"),
         (("numpy", "cpu", "--shape", "2by3"), "'2by3' is not a shape: write 3x4"),
     ],
