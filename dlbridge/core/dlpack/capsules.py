@@ -211,13 +211,20 @@ def readable_by_numpy(capsule: object, immutable: bool, new_struct: bool) -> Rea
 
 
 def is_plain_host(capsule: object) -> bool:
-    """Whether the versioned struct in *capsule* says CPU, device_id 0, a shape, no byte_offset.
+    """Whether the versioned struct in *capsule* is on CPU 0, of a type of numpy, with a shape.
 
-    And whether its data is an address. That is a part of what `readable_by_numpy` looks at, in a
-    third of its time.
+    And whether its data is an address, not NULL, and its byte_offset 0. That is a part of what
+    `readable_by_numpy` looks at, in a third of its time.
     """
-    data, device, shape, byte_offset = _PLACE.unpack_from(_versioned_at(address_in(capsule)))
-    return bool(data < MAX_NBYTES and device == _CPU_0 and shape and not byte_offset)
+    place = _PLACE.unpack_from(_versioned_at(address_in(capsule)))
+    data, device, kind, shape, byte_offset = place
+    return bool(
+        0 < data < MAX_NBYTES
+        and device == _CPU_0
+        and kind in _TYPES_OF_NUMPY
+        and shape
+        and not byte_offset
+    )
 
 
 def _are_moderate(strides: int, ndim: int) -> bool:
@@ -228,13 +235,16 @@ def _are_moderate(strides: int, ndim: int) -> bool:
 _TOP_BYTE = 7 if sys.byteorder == "little" else 0
 _VERSIONED = Struct(f"=I4x16xQ{TENSOR.format[1:]}")  # the version, and the flags
 _versioned_at = (ctypes.c_ubyte * _VERSIONED.size).from_address
-_PLACE = Struct("=32xQQ8xQ8xQ")  # data, device and device_id, shape, byte_offset
+_PLACE = Struct("=32xQQ4xIQ8xQ")  # data, device and device_id, type, shape, byte_offset
 _CPU_0 = int.from_bytes(Struct("=ii").pack(1, 0), sys.byteorder)
 _CODE_OFFSET = 20  # of dtype.code in DLTensor
 _UNSIGNED = 1  # kDLUInt
 # bfloat16, and the float8 types, of dlpack.h 1.3.
 _RELABELLED = frozenset([(4, 16)] + [(code, 8) for code in range(7, 15)])
 _NUMPY_TYPES = frozenset([(kind.code, kind.bits) for kind in map(dtype, NUMPY_OWN)])
+_TYPES_OF_NUMPY = frozenset(  # the same, as a struct has them
+    int.from_bytes(Struct("=BBH").pack(code, bits, 1), sys.byteorder) for code, bits in _NUMPY_TYPES
+)
 
 
 def capsule_pointer(value: object, name: bytes) -> int:

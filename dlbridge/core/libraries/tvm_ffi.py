@@ -10,7 +10,7 @@ from dlbridge.core.dlpack.structs import DLPACK_VERSION
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.dlpack import import_from_host, import_producer
 from dlbridge.core.tensor.array_tensor import wrap_plain
-from dlbridge.core.tensor.memory import NATIVE_DTYPES, native_dtypes
+from dlbridge.core.tensor.memory import native_dtypes
 from dlbridge.core.values.layout import MAX_NBYTES
 
 from .library import ALL_HOST, Library
@@ -27,20 +27,14 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
         try:
             # tvm_ffi keeps what a stranger's struct says. numpy reads a shape that is NULL, and
             # looks neither at device_id and byte_offset nor at products that overflow; where
-            # data is NULL, it allocates.
+            # data is NULL, it allocates. A type that it lacks takes it 1 us to refuse.
             if is_plain_host(x.__dlpack__(max_version=DLPACK_VERSION)):
                 array = from_dlpack(x)
         except unless_handler(BufferError, RuntimeError, TypeError, ValueError):
             pass
         if array is None:  # inside `except` it would take 1 us more
             return import_from_host(x)
-        flags = array.flags
-        if (
-            flags.carray
-            and not flags.owndata
-            and 0 < array.nbytes < MAX_NBYTES
-            and array.dtype in NATIVE_DTYPES
-        ):
+        if array.flags.carray and 0 < array.nbytes < MAX_NBYTES:
             return wrap_plain(array, cls)
         return import_producer(x, None, None, None)
 
