@@ -315,6 +315,61 @@ def test_whoever_interrupts_it_no_thread_copies_afterwards():
     assert out == "[1] True []\n"
 
 
+def test_an_exception_at_any_step_leaves_no_thread_that_copies():
+    out = run_script(
+        """
+        import threading, time
+        import numpy as np
+        from dlbridge.core.moves import within_host
+        from interrupted import at_each_step
+        copying, main = [], threading.main_thread()
+        def move(target, source):
+            if threading.current_thread() is not main:
+                copying.append(1)
+                time.sleep(0.005)
+                copying.pop()
+        def work():
+            pieces = [(np.zeros(1), np.ones(1)) for _ in range(4)]
+            within_host._copy_pieces(move, pieces, 3, None)
+        steps = [within_host._copy_pieces, within_host._start, within_host._wait_for_all]
+        found = at_each_step(steps, work, lambda: len(copying))
+        print(len(found) > 20, sum(found))
+        """
+    )
+    assert out == "True 0\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_child_that_is_forked_during_a_copy_has_the_whole_copy():
+    """Its threads are those of the parent, which the child has not."""
+    out = run_script(
+        """
+        import os, signal, threading
+        import numpy as np
+        from dlbridge.core.moves import within_host
+        holding, forked = threading.Event(), threading.Event()
+        def move(target, source):
+            if threading.current_thread() is not threading.main_thread():
+                holding.set()
+                forked.wait(60)
+            target[...] = source
+        def progress(done, total):
+            holding.wait(60)
+            if not children:
+                children.append(os.fork())
+                signal.alarm(60 if children == [0] else 0)
+                forked.set()
+        children, target = [], np.zeros(4)
+        pieces = [(target[i : i + 1], np.ones(1)) for i in range(4)]
+        within_host._copy_pieces(move, pieces, 2, progress)
+        if children == [0]:
+            os._exit(0 if target.all() else 3)
+        print(target.all(), os.waitpid(children[0], 0)[1])
+        """
+    )
+    assert out == "True 0\n"
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match=r"\(3,\).*\(1,\)"):
         copy_host(np.empty(3), np.empty(1))
