@@ -466,9 +466,13 @@ class List(_Sequence[_T], abc.MutableSequence[_T]):
 
     def insert(self, index: SupportsIndex, value: _T) -> None:
         """Insert *value* before *index*, as into a Python list."""
-        item = Packed(value)
+        place, item = operator.index(index), Packed(value)
         with changing:
-            self._call("Insert", range(len(self))[index:].start, item)
+            self._call("Insert", range(len(self))[place:].start, item)
+
+    def append(self, value: _T) -> None:
+        """Add *value* at the end."""
+        self.insert(sys.maxsize, value)  # in one step: the length is read with the lock
 
     def extend(self, values: abc.Iterable[_T]) -> None:
         """Add all of *values* at the end, or none if one cannot be converted."""
@@ -673,10 +677,21 @@ class _Mapping(Container, abc.Mapping[_K, _V_co]):
         return ((value, other.get(key)) for key, value in self._content())
 
     def __getitem__(self, key: _K) -> _V_co:
-        tag, payload = call_with_gil(builtin(f"{self._name}GetItemOrMissing"), (self, key))
-        if payload == _missing and tag >= OBJECT_BEGIN:
+        value = self.get(key, _missing)
+        if value is _missing:
             raise KeyError(key)
-        return unpack(tag, payload)  # type: ignore[no-any-return]
+        return value  # type: ignore[return-value]
+
+    # Mapping's own would take a KeyError of a key's code, or of a signal handler, for "not there".
+    if not TYPE_CHECKING:  # the types are Mapping's
+
+        def get(self, key: Any, default: Any = None) -> Any:
+            tag, payload = call_with_gil(builtin(f"{self._name}GetItemOrMissing"), (self, key))
+            is_missing = payload == _missing and tag >= OBJECT_BEGIN
+            return default if is_missing else unpack(tag, payload)
+
+    def __contains__(self, key: object) -> bool:
+        return self._call("Count", key) != 0  # type: ignore[no-any-return]
 
     def __iter__(self) -> abc.Iterator[_K]:
         return iter(self._read(decode)[::2])
@@ -800,10 +815,11 @@ class Dict(_Mapping[_K, _V], abc.MutableMapping[_K, _V]):
             """The value for *key*; if there is none, *default* becomes it."""
             place, item = _packed_key(key), Packed(default)
             with changing:
-                if place in self:
-                    return self[place]
-                self._call("SetItem", place, item)
-                return default
+                value = self.get(place, _missing)
+                if value is _missing:
+                    self._call("SetItem", place, item)
+                    return default
+            return value
 
     def popitem(self) -> tuple[_K, _V]:
         """Remove and return the first pair."""

@@ -267,6 +267,43 @@ def test_changing_a_list():
     assert values[0] == [9]
 
 
+class Late(ffi.ObjectConvertible):
+    """Does *meanwhile* while it becomes a value."""
+
+    def __init__(self, meanwhile):
+        self.meanwhile = meanwhile
+
+    def asobject(self):
+        self.meanwhile()
+        return "late"
+
+
+def test_a_value_is_appended_at_the_end_that_the_list_has_then():
+    values = ffi.List([1])
+    values.append(Late(lambda: values.append(2)))
+    assert list(values) == [1, 2, "late"]
+
+
+@pytest.mark.parametrize("index", [None, "0", 1.0])
+def test_insert_wants_an_integer(index):
+    values = ffi.List([1])
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        values.insert(index, 2)
+    assert list(values) == [1]
+
+
+@pytest.mark.parametrize("cls", MAPPINGS)
+@pytest.mark.parametrize(
+    "ask", [lambda found, key: found.get(key), lambda found, key: key in found], ids=["get", "in"]
+)
+def test_a_key_error_of_a_keys_own_code_is_no_missing_key(cls, ask):
+    def fail():
+        raise KeyError("its own")
+
+    with pytest.raises(KeyError, match="its own"):
+        ask(cls({"a": 1}), Late(fail))
+
+
 @pytest.mark.parametrize("constant", [ffi.Array([1]), ffi.Map({0: 2})], ids=repr)
 def test_arrays_and_maps_do_not_change(constant):
     with pytest.raises(TypeError):
