@@ -189,6 +189,23 @@ def test_overlapping_arrays(size):
         assert (ours == numpys).all()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_random_overlaps_of_one_buffer(seed):
+    """Elements with unequal steps, which numpy's own copy has written before it reads them."""
+    random = np.random.default_rng(seed)
+    for _ in range(300):
+        length = int(random.integers(1, 7))
+        into, given = (
+            slice(start, start + step * length, step)
+            for start, step in zip(random.integers(0, 6, 2), random.integers(1, 4, 2), strict=True)
+        )
+        array = np.arange(40.0)
+        wanted = array.copy()
+        wanted[into] = array[given].copy()
+        copy_host(array[into], array[given])
+        assert array.tolist() == wanted.tolist(), (into, given)
+
+
 def test_a_matrix_onto_its_own_transpose():
     matrix = noise(1024 * 1024).reshape(1024, 1024)
     expected = matrix.T.copy()
