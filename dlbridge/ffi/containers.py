@@ -264,6 +264,14 @@ def _cell(handle: int) -> Any:
     return ffi.cast("TVMFFISeqCell *", handle + HEADER)
 
 
+def _word(handle: Handle, place: int) -> bytes:
+    """The element at *place* as C has it; empty where there is none."""
+    cell = _cell(handle)
+    if place >= cell.size:
+        return b""
+    return bytes(ffi.buffer(ffi.cast("char *", cell.data) + ANY_SIZE * place, ANY_SIZE))
+
+
 class _Sequence(Container, abc.Sequence[_T_co]):
     """The common part of Array and List; both begin with a TVMFFISeqCell."""
 
@@ -487,14 +495,15 @@ class List(_Sequence[_T], abc.MutableSequence[_T]):
         """Remove the first element that equals *value*."""
         wanted = convert(value)
         while True:
-            before = self._content()
+            held = self._held()
+            items = decode(_cell(held).data, _cell(held).size)
             # Without the lock: a comparison may run code of the elements.
-            place = next((i for i, item in enumerate(before) if same(item, wanted)), None)
+            place = next((i for i, item in enumerate(items) if same(item, wanted)), None)
             if place is None:
                 raise ValueError(f"{value!r} is not in the {type(self).__name__}")
             with changing:
-                now = self._content()
-                if place < len(now) and same(now[place], before[place]):
+                # Objects are the same at the same address, as *held* keeps them.
+                if _word(self._held(), place) == _word(held, place):
                     self._call("Pop", place)
                     return
 

@@ -9,6 +9,7 @@ import gc
 import os
 import pickle
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from stream_backend import Streams, installed
 import dlbridge
 from dlbridge import ffi
 from dlbridge.ffi.any import use_count
-from dlbridge.ffi.containers import tensors_in
+from dlbridge.ffi.containers import changing, tensors_in
 
 VALUES = [None, True, 7, 2**70, 1.5, "short", "a longer string", b"bytes of some length", b""]
 SEQUENCES = [ffi.Array, ffi.List]
@@ -471,6 +472,27 @@ def test_remove_of_a_list_that_changes_meanwhile():
     assert values[0] is second
     with pytest.raises(ValueError, match="not in the List"):
         values.remove(1)
+
+
+def test_remove_of_a_list_compares_without_its_lock():
+    free = []
+
+    class Compared:
+        def __eq__(self, other):
+            with ThreadPoolExecutor(1) as others:
+                free.append(others.submit(changing.acquire, False).result())
+                if free[-1]:
+                    others.submit(changing.release).result()
+            if len(free) == 1:
+                values[0] = Compared()
+            return True
+
+        __hash__ = None
+
+    values = ffi.List([Compared()])
+    values.remove(Compared())
+    assert len(free) == 2
+    assert all(free)
 
 
 def test_setdefault_of_a_dict_that_changes_meanwhile():
