@@ -264,6 +264,14 @@ def _cell(handle: int) -> Any:
     return ffi.cast("TVMFFISeqCell *", handle + HEADER)
 
 
+def _word(handle: Handle, place: int) -> bytes:
+    """The element at *place* as C has it; empty where there is none."""
+    cell = _cell(handle)
+    if place >= cell.size:
+        return b""
+    return bytes(ffi.buffer(ffi.cast("char *", cell.data) + ANY_SIZE * place, ANY_SIZE))
+
+
 class _Sequence(Container, abc.Sequence[_T_co]):
     """The common part of Array and List; both begin with a TVMFFISeqCell."""
 
@@ -466,9 +474,13 @@ class List(_Sequence[_T], abc.MutableSequence[_T]):
 
     def insert(self, index: SupportsIndex, value: _T) -> None:
         """Insert *value* before *index*, as into a Python list."""
-        item = Packed(value)
+        place, item = operator.index(index), Packed(value)
         with changing:
-            self._call("Insert", range(len(self))[index:].start, item)
+            self._call("Insert", range(len(self))[place:].start, item)
+
+    def append(self, value: _T) -> None:
+        """Add *value* at the end."""
+        self.insert(sys.maxsize, value)  # in one step: the length is read with the lock
 
     def extend(self, values: abc.Iterable[_T]) -> None:
         """Add all of *values* at the end, or none if one cannot be converted."""
@@ -483,14 +495,15 @@ class List(_Sequence[_T], abc.MutableSequence[_T]):
         """Remove the first element that equals *value*."""
         wanted = convert(value)
         while True:
-            before = self._content()
+            held = self._held()
+            items = decode(_cell(held).data, _cell(held).size)
             # Without the lock: a comparison may run code of the elements.
-            place = next((i for i, item in enumerate(before) if same(item, wanted)), None)
+            place = next((i for i, item in enumerate(items) if same(item, wanted)), None)
             if place is None:
                 raise ValueError(f"{value!r} is not in the {type(self).__name__}")
             with changing:
-                now = self._content()
-                if place < len(now) and same(now[place], before[place]):
+                # Objects are the same at the same address, as *held* keeps them.
+                if _word(self._held(), place) == _word(held, place):
                     self._call("Pop", place)
                     return
 
@@ -673,10 +686,21 @@ class _Mapping(Container, abc.Mapping[_K, _V_co]):
         return ((value, other.get(key)) for key, value in self._content())
 
     def __getitem__(self, key: _K) -> _V_co:
-        tag, payload = call_with_gil(builtin(f"{self._name}GetItemOrMissing"), (self, key))
-        if payload == _missing and tag >= OBJECT_BEGIN:
+        value = self.get(key, _missing)
+        if value is _missing:
             raise KeyError(key)
-        return unpack(tag, payload)  # type: ignore[no-any-return]
+        return value  # type: ignore[return-value]
+
+    # Mapping's own would take a KeyError of a key's code, or of a signal handler, for "not there".
+    if not TYPE_CHECKING:  # the types are Mapping's
+
+        def get(self, key: Any, default: Any = None) -> Any:
+            tag, payload = call_with_gil(builtin(f"{self._name}GetItemOrMissing"), (self, key))
+            is_missing = payload == _missing and tag >= OBJECT_BEGIN
+            return default if is_missing else unpack(tag, payload)
+
+    def __contains__(self, key: object) -> bool:
+        return self._call("Count", key) != 0  # type: ignore[no-any-return]
 
     def __iter__(self) -> abc.Iterator[_K]:
         return iter(self._read(decode)[::2])
@@ -800,10 +824,11 @@ class Dict(_Mapping[_K, _V], abc.MutableMapping[_K, _V]):
             """The value for *key*; if there is none, *default* becomes it."""
             place, item = _packed_key(key), Packed(default)
             with changing:
-                if place in self:
-                    return self[place]
-                self._call("SetItem", place, item)
-                return default
+                value = self.get(place, _missing)
+                if value is _missing:
+                    self._call("SetItem", place, item)
+                    return default
+            return value
 
     def popitem(self) -> tuple[_K, _V]:
         """Remove and return the first pair."""

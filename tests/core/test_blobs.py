@@ -436,6 +436,15 @@ def test_a_mapping():
     memory.close()
 
 
+def test_from_blob_that_fails_leaves_the_memory_alone(reported):
+    calls = []
+    for more in ({"shape": -1}, {"stream": 7}, {"strides": (1, 1)}, {"device": "cpu:7"}):
+        with pytest.raises((ValueError, bridge.Error)):
+            bridge.from_blob(AT, **{"shape": 3, **more}, dtype="int32", deleter=calls.append)
+    gc.collect()
+    assert (calls, reported) == ([], [])
+
+
 def test_an_owner_that_has_the_tensor_keeps_itself():
     """numpy does not show the collector what an array keeps; docs/howto/bring-your-pointer.md."""
     calls = []

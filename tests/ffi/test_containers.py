@@ -9,6 +9,7 @@ import gc
 import os
 import pickle
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from stream_backend import Streams, installed
 import dlbridge
 from dlbridge import ffi
 from dlbridge.ffi.any import use_count
-from dlbridge.ffi.containers import tensors_in
+from dlbridge.ffi.containers import changing, tensors_in
 
 VALUES = [None, True, 7, 2**70, 1.5, "short", "a longer string", b"bytes of some length", b""]
 SEQUENCES = [ffi.Array, ffi.List]
@@ -267,6 +268,43 @@ def test_changing_a_list():
     assert values[0] == [9]
 
 
+class Late(ffi.ObjectConvertible):
+    """Does *meanwhile* while it becomes a value."""
+
+    def __init__(self, meanwhile):
+        self.meanwhile = meanwhile
+
+    def asobject(self):
+        self.meanwhile()
+        return "late"
+
+
+def test_a_value_is_appended_at_the_end_that_the_list_has_then():
+    values = ffi.List([1])
+    values.append(Late(lambda: values.append(2)))
+    assert list(values) == [1, 2, "late"]
+
+
+@pytest.mark.parametrize("index", [None, "0", 1.0])
+def test_insert_wants_an_integer(index):
+    values = ffi.List([1])
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        values.insert(index, 2)
+    assert list(values) == [1]
+
+
+@pytest.mark.parametrize("cls", MAPPINGS)
+@pytest.mark.parametrize(
+    "ask", [lambda found, key: found.get(key), lambda found, key: key in found], ids=["get", "in"]
+)
+def test_a_key_error_of_a_keys_own_code_is_no_missing_key(cls, ask):
+    def fail():
+        raise KeyError("its own")
+
+    with pytest.raises(KeyError, match="its own"):
+        ask(cls({"a": 1}), Late(fail))
+
+
 @pytest.mark.parametrize("constant", [ffi.Array([1]), ffi.Map({0: 2})], ids=repr)
 def test_arrays_and_maps_do_not_change(constant):
     with pytest.raises(TypeError):
@@ -434,6 +472,27 @@ def test_remove_of_a_list_that_changes_meanwhile():
     assert values[0] is second
     with pytest.raises(ValueError, match="not in the List"):
         values.remove(1)
+
+
+def test_remove_of_a_list_compares_without_its_lock():
+    free = []
+
+    class Compared:
+        def __eq__(self, other):
+            with ThreadPoolExecutor(1) as others:
+                free.append(others.submit(changing.acquire, False).result())
+                if free[-1]:
+                    others.submit(changing.release).result()
+            if len(free) == 1:
+                values[0] = Compared()
+            return True
+
+        __hash__ = None
+
+    values = ffi.List([Compared()])
+    values.remove(Compared())
+    assert len(free) == 2
+    assert all(free)
 
 
 def test_setdefault_of_a_dict_that_changes_meanwhile():

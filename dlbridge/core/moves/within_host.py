@@ -8,9 +8,10 @@ under its FakeTensorMode it copies nothing and raises no error.
 
 from __future__ import annotations
 
+import os
 import sys
 from _thread import start_new_thread
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from math import gcd
@@ -109,56 +110,70 @@ def _copy_pieces(
     move: Move, pieces: list[tuple[Array, Array]], threads: int, progress: Progress | None
 ) -> None:
     """Copy all *pieces*, in this thread and in others, which have ended when this returns."""
-    total, reported = sum(target.nbytes for target, _ in pieces), 0
+    total, told = sum(target.nbytes for target, _ in pieces), [0]
+    everything, process = pieces.copy(), os.getpid()
     waiting = iter(pieces)  # each piece is taken by one step of C
     moved: list[int] = []
     errors: list[BaseException] = []
-    # Not `threading.Thread`: an exception in its `start` or `join` leaves it running, unknown.
     begun: list[int] = []
     ended: list[None] = []
     news: SimpleQueue[None] = SimpleQueue()
 
+    def move_all(some: Iterable[tuple[Array, Array]], tell: Progress | None = None) -> None:
+        for target, source in some:
+            move(target, source)
+            moved.append(target.nbytes)
+            if tell is not None:
+                told.append(sum(moved))
+                tell(told[-1], total)
+
     def help_along() -> None:
         try:
-            for target, source in waiting:
-                move(target, source)
-                moved.append(target.nbytes)
+            move_all(waiting)  # whose frame keeps no array when the end is noted
         except BaseException as exc:
             errors.append(exc)
         finally:
             ended.append(None)
             news.put(None)
 
-    try:
-        try:
-            begun.extend(map(start_new_thread, [help_along] * (threads - 1), [()] * (threads - 1)))
-        except unless_handler(RuntimeError):  # the process may start no more: its limit, or its end
-            pass
-        for target, source in waiting:
-            move(target, source)
-            moved.append(target.nbytes)
-            if progress is not None:
-                progress(reported := sum(moved), total)
-    finally:
+    def end() -> None:
         pieces.clear()  # which ends the iterator
-        _wait_for_all(begun, ended, news)
+        if os.getpid() == process:  # no thread is in a forked child
+            _wait_for_all(begun, ended, news)
+
+    try:
+        _start(begun, [help_along] * (threads - 1))
+        move_all(waiting, progress)
+        end()
+    except BaseException:  # that of a signal handler may have cut off the end, or come before it
+        end()
+        raise
+    if os.getpid() != process:  # *progress* or a signal handler has forked: what others had begun
+        move_all(everything)
     if errors:
-        raise errors[0]
-    if progress is not None and reported != total:
+        raise errors.pop()  # its traceback would keep it in the list
+    if progress is not None and told[-1] != total:
         progress(total, total)
+
+
+def _start(begun: list[int], functions: list[Callable[[], None]]) -> None:
+    """Start a thread for each, as far as the process may, and note it in *begun*."""
+    # Not `threading.Thread`: an exception in its `start` or `join` leaves it running, unknown.
+    try:
+        begun.extend(map(start_new_thread, functions, [()] * len(functions)))
+    except unless_handler(RuntimeError):  # the process may start no more: its limit, or its end
+        pass
 
 
 def _wait_for_all(begun: list[int], ended: list[None], news: SimpleQueue[None]) -> None:
     """Wait for every thread, also after a Ctrl-C: they still write to the user's memory."""
-    interruption: BaseException | None = None
-    while len(ended) < len(begun):
-        try:
+    try:
+        while len(ended) < len(begun):
             with suppress(Empty):  # an exception may have come after it, so not for ever
                 news.get(timeout=0.05)
-        except BaseException as exc:
-            interruption = exc
-    if interruption is not None:
-        raise interruption
+    except BaseException:
+        _wait_for_all(begun, ended, news)
+        raise
 
 
 def _runs_alike(target: Array, source: Array) -> bool:

@@ -189,6 +189,23 @@ def test_overlapping_arrays(size):
         assert (ours == numpys).all()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_random_overlaps_of_one_buffer(seed):
+    """Elements with unequal steps, which numpy's own copy has written before it reads them."""
+    random = np.random.default_rng(seed)
+    for _ in range(300):
+        length = int(random.integers(1, 7))
+        into, given = (
+            slice(start, start + step * length, step)
+            for start, step in zip(random.integers(0, 6, 2), random.integers(1, 4, 2), strict=True)
+        )
+        array = np.arange(40.0)
+        wanted = array.copy()
+        wanted[into] = array[given].copy()
+        copy_host(array[into], array[given])
+        assert array.tolist() == wanted.tolist(), (into, given)
+
+
 def test_a_matrix_onto_its_own_transpose():
     matrix = noise(1024 * 1024).reshape(1024, 1024)
     expected = matrix.T.copy()
@@ -313,6 +330,61 @@ def test_whoever_interrupts_it_no_thread_copies_afterwards():
         """
     )
     assert out == "[1] True []\n"
+
+
+def test_an_exception_at_any_step_leaves_no_thread_that_copies():
+    out = run_script(
+        """
+        import threading, time
+        import numpy as np
+        from dlbridge.core.moves import within_host
+        from interrupted import at_each_step
+        copying, main = [], threading.main_thread()
+        def move(target, source):
+            if threading.current_thread() is not main:
+                copying.append(1)
+                time.sleep(0.005)
+                copying.pop()
+        def work():
+            pieces = [(np.zeros(1), np.ones(1)) for _ in range(4)]
+            within_host._copy_pieces(move, pieces, 3, None)
+        steps = [within_host._copy_pieces, within_host._start, within_host._wait_for_all]
+        found = at_each_step(steps, work, lambda: len(copying))
+        print(len(found) > 20, sum(found))
+        """
+    )
+    assert out == "True 0\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_child_that_is_forked_during_a_copy_has_the_whole_copy():
+    """Its threads are those of the parent, which the child has not."""
+    out = run_script(
+        """
+        import os, signal, threading
+        import numpy as np
+        from dlbridge.core.moves import within_host
+        holding, forked = threading.Event(), threading.Event()
+        def move(target, source):
+            if threading.current_thread() is not threading.main_thread():
+                holding.set()
+                forked.wait(60)
+            target[...] = source
+        def progress(done, total):
+            holding.wait(60)
+            if not children:
+                children.append(os.fork())
+                signal.alarm(60 if children == [0] else 0)
+                forked.set()
+        children, target = [], np.zeros(4)
+        pieces = [(target[i : i + 1], np.ones(1)) for i in range(4)]
+        within_host._copy_pieces(move, pieces, 2, progress)
+        if children == [0]:
+            os._exit(0 if target.all() else 3)
+        print(target.all(), os.waitpid(children[0], 0)[1])
+        """
+    )
+    assert out == "True 0\n"
 
 
 def test_bad_input():
