@@ -267,7 +267,7 @@ def _origin_of(x: Any) -> _Origin | None:
             and hasattr(sys.modules.get(cls.__module__.partition(".")[0]), "from_dlpack")
         )
         return _Origin(cls if known else "dlbridge", device_of(x))
-    with suppress(ExchangeError):  # its backend cannot take it: an image, for example
+    with suppress(Error):  # its backend cannot take it: an image, for example
         tensor = import_native(x, library)
         if tensor is not None:
             return _Origin(tensor.device.name, tensor.device)

@@ -20,6 +20,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core._cdefs import ffi as ffi  # noqa: PLC0414  # the other modules take it from here
@@ -194,11 +195,12 @@ def _load_keeping_faulthandler() -> tuple[Any, str]:
 
 def _with_gil(path: str) -> Any:
     """The functions of `_WITH_GIL`; arguments are integers: addresses and numbers."""
-    library = ctypes.PyDLL(path)
+    library, functions = ctypes.PyDLL(path), SimpleNamespace()
     for name, (result, *arguments) in _WITH_GIL.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    return library
+        setattr(functions, name, function)
+    return functions
 
 
 def _register_python() -> None:

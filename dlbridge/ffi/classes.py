@@ -767,6 +767,7 @@ for _key, _class in (("ffi.Module", Module), ("ffi.StructuralKey", StructuralKey
 
 # By this name users and pickles find what is public.
 for _name, _home in _HOMES.items():
-    _thing: Any = getattr(sys.modules.get(f"dlbridge.ffi{_home}"), _name, None)
+    _module = sys.modules.get(f"dlbridge.ffi{_home}") if _home.startswith(".") else None
+    _thing: Any = getattr(_module, _name, None)
     if callable(_thing):
         _thing.__module__ = "dlbridge.ffi"

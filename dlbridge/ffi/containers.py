@@ -212,9 +212,14 @@ def _agree(ours: Container, theirs: Container) -> bool:
                 if pair not in seen:
                     seen.add(pair)
                     waiting.append((x, y))
-            elif not same(x, y):
+            elif not (_has_fields(x) or same(x, y)):
                 return False
     return True
+
+
+def _has_fields(x: Any) -> bool:
+    """Whether *x* is an object of C++, whose fields the library has compared."""
+    return isinstance(x, Object) and not isinstance(x, (Error, Function, Module))
 
 
 def same(x: Any, y: Any) -> bool:
@@ -229,8 +234,6 @@ def same(x: Any, y: Any) -> bool:
         # An exception becomes a new Error each time that it is passed.
         exception = x.extra_context
         return exception is not None and exception is y.extra_context
-    if isinstance(x, Object) and not isinstance(x, (Function, Module)):
-        return ask("ffi.RecursiveEq", x, y)  # type: ignore[no-any-return]
     # NaN, to the library, equals itself.
     return bool(x == y or (isinstance(x, float) and x != x and y != y))
 
@@ -489,7 +492,7 @@ class List(_Sequence[_T], abc.MutableSequence[_T]):
     def pop(self, index: SupportsIndex = -1) -> _T:
         """Remove and return the element at *index*."""
         with changing:
-            return self._call("Pop", self._position(index))  # type: ignore[no-any-return]
+            return self._call("Pop", self._position(operator.index(index)))  # type: ignore[no-any-return]
 
     def remove(self, value: _T) -> None:
         """Remove the first element that equals *value*."""
@@ -592,6 +595,16 @@ _missing: Final = build("ffi.GetInvalidObject", ())
 """The object that stands for "no such key"."""
 
 
+class _NoDefault:
+    """What `Dict.pop` has where no default is given."""
+
+    def __repr__(self) -> str:
+        return "<no default>"
+
+
+_NO_DEFAULT: Final = _NoDefault()
+
+
 def _pairs(values: Any) -> list[Any]:
     """Keys and values of a mapping, or of pairs, one after the other."""
     pairs = values.items() if isinstance(values, abc.Mapping) else values
@@ -686,7 +699,7 @@ class _Mapping(Container, abc.Mapping[_K, _V_co]):
         return ((value, other.get(key)) for key, value in self._content())
 
     def __getitem__(self, key: _K) -> _V_co:
-        value = self.get(key, _missing)
+        value = _Mapping.get(self, key, _missing)
         if value is _missing:
             raise KeyError(key)
         return value  # type: ignore[return-value]
@@ -799,7 +812,7 @@ class Dict(_Mapping[_K, _V], abc.MutableMapping[_K, _V]):
     def __setitem__(self, key: _K, value: _V) -> None:
         place, item = _packed_key(key), Packed(value)
         with changing:
-            before = self.get(place)
+            before = _Mapping.get(self, place)  # not of a user's subclass
             self._call("SetItem", place, item)
         del before  # it lives until C++ is done: its finalizer may look at this Dict
 
@@ -808,15 +821,15 @@ class Dict(_Mapping[_K, _V], abc.MutableMapping[_K, _V]):
 
     if not TYPE_CHECKING:  # the types are MutableMapping's
 
-        def pop(self, key: Any, default: Any = _missing) -> Any:  # anybody's: the value
+        def pop(self, key: Any, default: Any = _NO_DEFAULT) -> Any:  # anybody's: the value
             """Remove *key* and return its value, or *default* if it is not there."""
             place = _packed_key(key)
             with changing:
-                value = self.get(place, _missing)
+                value = _Mapping.get(self, place, _missing)
                 if value is not _missing:
                     self._call("Erase", place)
                     return value
-            if default is _missing:
+            if default is _NO_DEFAULT:
                 raise KeyError(key)
             return default
 
@@ -824,7 +837,7 @@ class Dict(_Mapping[_K, _V], abc.MutableMapping[_K, _V]):
             """The value for *key*; if there is none, *default* becomes it."""
             place, item = _packed_key(key), Packed(default)
             with changing:
-                value = self.get(place, _missing)
+                value = _Mapping.get(self, place, _missing)
                 if value is _missing:
                     self._call("SetItem", place, item)
                     return default

@@ -213,14 +213,17 @@ def test_equality_of_what_has_no_value(wrap):
 
 @pytest.mark.parametrize("beside", [[], [[1]]], ids=["alone", "beside a list"])
 def test_equality_of_objects_of_cxx(testing, beside):
-    """They have a value: that of their fields."""
+    """Containers of them are compared by their fields; each is found as itself only."""
     assert testing("nop")
     cls = ffi.object_class("testing.TestIntPair")
-    values = ffi.Array([cls(1, 2), *beside])
-    assert values == ffi.Array([cls(1, 2), *beside])
-    assert values != ffi.Array([cls(1, 3), *beside])
-    assert cls(1, 2) in values
-    assert cls(1, 3) not in values
+    pair = cls(1, 2)
+    values = ffi.List([cls(1, 2), pair, *beside])
+    assert values == ffi.List([cls(1, 2), cls(1, 2), *beside])
+    assert values != ffi.List([cls(1, 2), cls(1, 3), *beside])
+    assert cls(1, 2) not in values
+    assert values.index(pair) == 1
+    values.remove(pair)  # to the library, fields with any two tensors are equal, too
+    assert pair not in values
 
 
 def test_equality_of_what_contains_itself():
@@ -613,3 +616,29 @@ def test_keys_that_are_not_found_again(key):
     mapping[key] = 1
     assert len(mapping) == 1
     assert key not in mapping
+
+
+def test_a_dict_of_counters_makes_what_is_missing():
+    """A subclass whose ``__getitem__`` and ``get`` are its own: no other method asks them."""
+
+    class Counter(ffi.Dict):
+        def __getitem__(self, key):
+            try:
+                return super().__getitem__(key)
+            except KeyError:
+                self[key] = 0
+                return 0
+
+        def get(self, key, default=None):
+            return self[key]
+
+    counter = Counter()
+    counter["a"] += 1
+    assert counter.get("b") == 0
+    assert (counter.pop("k", 7), counter.setdefault("z", 3), "q" in counter) == (7, 3, False)
+    assert dict(counter.items()) == {"a": 1, "b": 0, "z": 3}
+
+
+def test_an_index_of_pop_is_an_integer():
+    with pytest.raises(TypeError, match="'slice' object cannot be interpreted as an integer"):
+        ffi.List([1, 2]).pop(slice(0, 1))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dlbridge import ffi
+from dlbridge.conformance.cases import in_threads
 from dlbridge.ffi import calls
 
 
@@ -122,6 +123,19 @@ def test_arguments_that_call_while_they_are_packed(echo):  # 4.3
 
     f = ffi.convert_func(lambda *args: "|".join(map(str, args)))
     assert f(1, Nested(), 3, Nested()) == "1|value of the inner call|3|value of the inner call"
+
+
+def test_threads_keep_their_arguments_and_results_apart(echo):
+    step = ffi.convert_func(object).bind()
+
+    def work(me):
+        for turn in range(3000):
+            text = f"thread {me}, turn {turn}, long enough for the heap"
+            assert echo(text) == text
+        return [step() for _ in range(2000)]
+
+    results = [result for found in in_threads(4, work) for result in found]
+    assert len(set(map(id, results))) == 8000
 
 
 # --- Bound calls ----------------------------------------------------------------

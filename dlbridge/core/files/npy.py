@@ -52,8 +52,8 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _STREAMED, _UTF8 = 1 << 3, 1 << 11
 """Flags of a member: its sizes follow its bytes; its name is UTF-8."""
 
-_IN_ZIP64 = 0xFFFFFFFF
-"""What stands where a size would be that stands in an extra field (ZIP64)."""
+_ZIP64, _IN_ZIP64 = 1, 0xFFFFFFFF
+"""The extra field of long sizes, and what stands where they would be."""
 
 _MOST_DEFLATED = 1032
 """Bytes that deflate can make of one; a member that says more lies about its size."""
@@ -295,21 +295,30 @@ def _begin(source: Source, info: zipfile.ZipInfo) -> int:
     if len(local) < _LOCAL.size or not local.startswith(ZIP_MAGICS[0]):
         raise FileError(f"{where}: it is not where the archive says: {DAMAGED}")
     _, _, flags, method, _, _, _, packed, size, length, more = _LOCAL.unpack(local)
-    name = source.read(info.header_offset + _LOCAL.size, length).decode(
-        "utf-8" if info.flag_bits & _UTF8 else "cp437"
-    )
+    rest = source.read(info.header_offset + _LOCAL.size, length + more)
+    name = rest[:length].decode("utf-8" if info.flag_bits & _UTF8 else "cp437")
     theirs = (info.orig_filename, info.compress_type, info.file_size, info.compress_size)
-    sizes = theirs[2:]
-    ours = (name, method, *sizes)
-    if not flags & _STREAMED:  # else it was written before its sizes were known
-        both = zip((size, packed), sizes, strict=True)
-        ours = (name, method, *(of if own == _IN_ZIP64 else own for own, of in both))
+    ours = (name, method, *_long_sizes(rest[length:], size, packed))
+    if flags & _STREAMED:  # it was written before its sizes were known
+        ours = (*ours[:2], *theirs[2:])
     if ours != theirs:
         raise FileError(
             f"{where}: the directory says (name, method, size, compressed size) {theirs}, and the "
             f"member's own header {ours}: {DAMAGED}"
         )
     return int(info.header_offset + _LOCAL.size + length + more)
+
+
+def _long_sizes(extra: bytes, *sizes: int) -> list[int]:
+    """The sizes of a local header; those of more than 32 bits stand in a field of *extra*."""
+    field = b""
+    while len(extra) >= 4 and not field:
+        kind, length = struct.unpack_from("<2H", extra)
+        if kind == _ZIP64:
+            field = extra[4 : 4 + length]
+        extra = extra[4 + length :]
+    numbers = iter(struct.unpack(f"<{len(field) // 8}Q", field[: len(field) // 8 * 8]))
+    return [next(numbers, size) if size == _IN_ZIP64 else size for size in sizes]
 
 
 def _end(info: zipfile.ZipInfo, begin: int) -> int:

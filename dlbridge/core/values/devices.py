@@ -336,9 +336,11 @@ def _intern(type: int, index: int, name: str | None) -> Device:
     found = _interned.get((type, index, name))
     if found is None:
         found = object.__new__(Device)
-        values = index, type in ADDRESS_DEVICES, type in HOST_DEVICES, name, DLDeviceType(type)
-        for slot, value in zip(Device.__slots__, values, strict=True):
-            object.__setattr__(found, slot, value)
+        object.__setattr__(found, "type", DLDeviceType(type))
+        object.__setattr__(found, "index", index)
+        object.__setattr__(found, "name", name)
+        object.__setattr__(found, "is_host", type in HOST_DEVICES)
+        object.__setattr__(found, "is_address", type in ADDRESS_DEVICES)
         found = _interned.setdefault((type, index, name), found)
     if name == usual:
         _interned[type, index, None] = found

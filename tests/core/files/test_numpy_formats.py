@@ -342,6 +342,14 @@ def cut_before(raw):
     return patched(raw, END, 16, longer + 5)
 
 
+def of_numpy():
+    """As numpy writes it: with sizes of 64 bits in an extra field of each header."""
+    np.savez(stream := io.BytesIO(), a=np.arange(100))
+    return bytearray(stream.getvalue())
+
+
+LONG_SIZES = struct.pack("<2H", 1, 16)  # how that field begins
+
 ARCHIVES = {
     "a text": archive([("a.txt", b"hello")]),
     "torch's": archive([("archive/data.pkl", b"...")]),
@@ -365,6 +373,8 @@ ARCHIVES = {
     "another compressed size in its own header": patched(
         archive([("a.npy", GOOD)], zipfile.ZIP_DEFLATED), HEADER, 18, 5
     ),
+    "another long size in its own header": patched(of_numpy(), LONG_SIZES, 4, 5),
+    "another long compressed size in its own header": patched(of_numpy(), LONG_SIZES, 12, 5),
     "a longer header than its own": patched(archive([("a.npy", GOOD)]), HEADER, 28, 60000, "H"),
     "less than its header says": archive([("a.npy", GOOD[:-1])]),
     "more than its header says": archive([("a.npy", GOOD + b"1")]),
