@@ -26,7 +26,7 @@ from ._lib import C, address, ffi, py
 from .any import HEADER, OBJECT_BEGIN, Handle, Members, convert, pack, unpack, untrack, view
 from .calls import ask, builtin, call_with_gil
 from .errors import Error, raised
-from .functions import Function
+from .functions import NO_DEFAULT, Function
 from .modules import Module
 from .objects import (
     MAX_DEPTH,
@@ -595,16 +595,6 @@ _missing: Final = build("ffi.GetInvalidObject", ())
 """The object that stands for "no such key"."""
 
 
-class _NoDefault:
-    """What `Dict.pop` has where no default is given."""
-
-    def __repr__(self) -> str:
-        return "<no default>"
-
-
-_NO_DEFAULT: Final = _NoDefault()
-
-
 def _pairs(values: Any) -> list[Any]:
     """Keys and values of a mapping, or of pairs, one after the other."""
     pairs = values.items() if isinstance(values, abc.Mapping) else values
@@ -821,7 +811,7 @@ class Dict(_Mapping[_K, _V], abc.MutableMapping[_K, _V]):
 
     if not TYPE_CHECKING:  # the types are MutableMapping's
 
-        def pop(self, key: Any, default: Any = _NO_DEFAULT) -> Any:  # anybody's: the value
+        def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:  # anybody's: the value
             """Remove *key* and return its value, or *default* if it is not there."""
             place = _packed_key(key)
             with changing:
@@ -829,7 +819,7 @@ class Dict(_Mapping[_K, _V], abc.MutableMapping[_K, _V]):
                 if value is not _missing:
                     self._call("Erase", place)
                     return value
-            if default is _NO_DEFAULT:
+            if default is NO_DEFAULT:
                 raise KeyError(key)
             return default
 

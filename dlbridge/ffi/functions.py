@@ -231,14 +231,14 @@ def returns_none(metadata: Mapping[str, Any]) -> bool:
     return returns is not None and returns[0]["type"] == "None"
 
 
-class _Unknown:
-    """The default of a parameter that only the function knows."""
+class _NoDefault:
+    """The default of a parameter that only the function knows, or that has none."""
 
     def __repr__(self) -> str:
         return "..."
 
 
-_UNKNOWN: Final = _Unknown()
+NO_DEFAULT: Final = _NoDefault()
 
 
 def signature_of(metadata: Mapping[str, Any]) -> Signature:
@@ -257,7 +257,7 @@ def signature_of(metadata: Mapping[str, Any]) -> Signature:
         Parameter(
             names[i] if names else f"arg{i}",
             Parameter.POSITIONAL_OR_KEYWORD if names else Parameter.POSITIONAL_ONLY,
-            default=Parameter.empty if i < required else _UNKNOWN,
+            default=Parameter.empty if i < required else NO_DEFAULT,
             annotation=annotation_of(types[i]) if types else Parameter.empty,
         )
         for i in range(count)

@@ -332,7 +332,8 @@ def checked(value: Any) -> Any:
         checked(value.value)
         return value
     try:
-        return bounded(convert(value))
+        found = bounded(convert(value))
     except RecursionError:
         bounded(value)
         raise
+    return found if isinstance(found, Object) else value  # errors name what was passed

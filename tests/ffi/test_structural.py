@@ -234,3 +234,10 @@ def test_readonly_tensors_are_hashed():
     array.flags.writeable = False
     assert ffi.structural_hash(ffi.readonly(array)) == expected
     assert ffi.structural_hash([ffi.readonly(array)]) == ffi.structural_hash([array.copy()])
+
+
+def test_an_error_names_what_was_passed():
+    array = np.zeros(3)
+    array.setflags(write=False)
+    with pytest.raises(dlbridge.ExchangeError, match=r"numpy\.ndarray"):
+        ffi.structural_hash(array)

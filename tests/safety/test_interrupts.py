@@ -29,18 +29,14 @@ print(*left())
 WORK = {
     # An interrupt after the owner was made and before it was stored deleted the struct twice.
     "an import": """  # C10
+from doubles import OneCapsule
 from raw_producer import Producer, deleted_twice
 producers, importing = [], False
-class Prebuilt:
-    # With a capsule that was made before: only our own steps are interrupted.
-    def __init__(self, capsule): self.capsule = capsule
-    def __dlpack__(self, **keywords): return self.capsule
-    def __dlpack_device__(self): return (1, 0)
 def work():
     global importing
     producer = Producer(dtype=(4, 16, 1))
     producers.append(producer)
-    ready = Prebuilt(producer.capsule())
+    ready = OneCapsule(producer.capsule())  # made before: only our own steps are interrupted
     importing = True
     try:
         kept = bridge.from_dlpack(ready)  # its deleter is Python, and is not to be interrupted

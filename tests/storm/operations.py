@@ -29,6 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from disturbances import calmly
+from doubles import OneCapsule
 
 import dlbridge as bridge
 
@@ -256,13 +257,13 @@ def _refused_by_torch(tensor: Any, place: str) -> None:
     # By a producer that is not ours: torch itself is refused before it gets a capsule.
     where = tensor.__dlpack_device__()
     try:
-        torch.from_dlpack(Prebuilt(tensor.__dlpack__(max_version=(1, 0)), where))
+        torch.from_dlpack(OneCapsule(tensor.__dlpack__(max_version=(1, 0)), where))
     except (RuntimeError, BufferError, ValueError, TypeError) as error:
         refused = error  # its traceback keeps torch's capsule, which deletes once more
     else:
         raise Wrong(f"torch took a tensor on {place}")
     # New structs, where the one that torch has deleted may have been.
-    again = [Prebuilt(bridge.zeros(9, "float32", place).__dlpack__(), where) for _ in range(9)]
+    again = [OneCapsule(bridge.zeros(9, "float32", place).__dlpack__(), where) for _ in range(9)]
     refused.__traceback__ = None
     del refused
     for one in again:
@@ -281,24 +282,11 @@ def structs_made_by_hand(pick: random.Random, device: str) -> None:
     dtype = pick.choice([(2, 32, 1), (4, 16, 1), (0, 8, 1)])
     producer = calmly(lambda: Producer((4,), dtype=dtype, version=pick.choice([None, (1, 0)])))
     capsule = calmly(producer.capsule)
-    tensor = bridge.from_dlpack(Prebuilt(capsule))
+    tensor = bridge.from_dlpack(OneCapsule(capsule))
     if tensor.shape != (4,):
         raise Wrong(f"shape {tensor.shape}")
     # Deleted where no signal comes: the producer's deleter is a Python function.
     calmly(lambda: None)
-
-
-class Prebuilt:
-    """A producer with a capsule that was made before."""
-
-    def __init__(self, capsule: object, device: tuple[int, int] = (1, 0)) -> None:
-        self.capsule, self.device = capsule, device
-
-    def __dlpack__(self, **_keywords: object) -> object:
-        return self.capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.device
 
 
 @operation("torch", weight=6)
@@ -308,7 +296,7 @@ def structs_of_torch(pick: random.Random, device: str) -> None:
 
     source = calmly(lambda: torch.arange(6).to(torch.bfloat16))
     capsule = calmly(torch.utils.dlpack.to_dlpack, source)
-    if bridge.from_dlpack(Prebuilt(capsule)).shape != (6,) or bridge.asarray(source).size != 6:
+    if bridge.from_dlpack(OneCapsule(capsule)).shape != (6,) or bridge.asarray(source).size != 6:
         raise Wrong("shape")
 
 
@@ -319,7 +307,7 @@ def capsules(pick: random.Random, device: str) -> None:
     tensor = bridge.to_device(want, device)
     version = pick.choice([None, (1, 0), (1, 3)])
     dropped = tensor.__dlpack__(max_version=version)
-    used = Prebuilt(tensor.__dlpack__(max_version=version), tensor.__dlpack_device__())
+    used = OneCapsule(tensor.__dlpack__(max_version=version), tensor.__dlpack_device__())
     same(fetched(bridge.from_dlpack(used)), want)
     try:
         bridge.from_dlpack(used)

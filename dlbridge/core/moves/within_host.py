@@ -45,6 +45,7 @@ _STRIP = 4 * _LINE
 _BUFFER = 512 << 10  # half of an L2
 _LARGE = 16  # elements that make no use of a line's neighbours
 _SHORT_COLUMN = 32  # elements
+_LONG_STRIP = 256  # elements of each column: 64 KiB
 _SHORT_RUN = 32
 
 
@@ -98,10 +99,10 @@ def copy_host(target: Array, source: Array, progress: Progress | None = None) ->
 def _count_threads(move: Move, target: Array, source: Array) -> int:
     """In how many threads to copy arranged arrays."""
     least = _THREADED if target.strides == source.strides else _THREADED_STRIDED
-    # Strips take the GIL for each few KiB. Of elements that are written twice the last one shall
+    # Short strips would wait for the GIL. Of elements that are written twice the last one shall
     # win. A thread that begins while Python ends does nothing.
-    one = isinstance(move, partial) or 0 in target.strides or sys.is_finalizing()
-    if one or target.nbytes < least:
+    short = isinstance(move, partial) and target.shape[-1] < _LONG_STRIP
+    if target.nbytes < least or short or 0 in target.strides or sys.is_finalizing():
         return 1
     return min(_THREADS, usable_cores())
 

@@ -405,3 +405,15 @@ def test_other_threads_run_meanwhile():
     source = np.zeros(64 * MIB, "u1")
     target = np.empty_like(source)
     assert others_run_during(lambda: copy_host(target, source))
+
+
+@pytest.mark.parametrize(
+    ("shape", "threads"),
+    [((4096, 4096), 3), ((64, 512, 512), 3), ((64, 64, 4096), 1), ((512, 1024), 1)],
+    ids=["long strips", "strips of planes", "short strips", "few bytes"],
+)
+def test_in_how_many_threads(shape, threads, monkeypatch):
+    monkeypatch.setattr(within_host, "usable_cores", lambda: 3)
+    source = np.empty(shape, "f4").swapaxes(-1, -2)
+    pair = within_host._arrange(np.empty(source.shape, "f4"), source)
+    assert within_host._count_threads(within_host._fastest(*pair), *pair) == threads
