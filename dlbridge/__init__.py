@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False  # as in typing, whose import would take half of ours
 if TYPE_CHECKING:
     from . import ffi as ffi
+    from .casts import astype as astype
     from .core.accepting import accepts as accepts
     from .core.api import (
         asarray as asarray,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         to_device as to_device,
     )
     from .core.blobs import from_blob as from_blob
-    from .core.casts import astype as astype
     from .core.creation import (
         empty as empty,
         empty_like as empty_like,
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
         zeros as zeros,
         zeros_like as zeros_like,
     )
-    from .core.files.loading import TensorFile as TensorFile, load as load
-    from .core.files.saving import save as save
     from .core.interfaces.anything import device_of as device_of
     from .core.interfaces.array_interfaces import (
         from_cuda_array_interface as from_cuda_array_interface,
@@ -64,7 +62,6 @@ if TYPE_CHECKING:
         synchronize as synchronize,
         use_stream as use_stream,
     )
-    from .core.processes.pickles import unpickle_to as unpickle_to
     from .core.tensor.operand import Operand as Operand
     from .core.tensor.tensor import Tensor as Tensor
     from .core.values.devices import Device as Device, DLDeviceType as DLDeviceType
@@ -83,6 +80,9 @@ if TYPE_CHECKING:
         FileError as FileError,
         LibraryUnavailable as LibraryUnavailable,
     )
+    from .files.loading import TensorFile as TensorFile, load as load
+    from .files.saving import save as save
+    from .processes.pickles import unpickle_to as unpickle_to
 
 # The list of public names; everything else here follows from it. (The imports
 # above are for type checkers, which need them written out; a test compares.)
@@ -91,15 +91,15 @@ _PUBLIC = {
     "core.api": "asarray copy_ explain from_dlpack plan to_device",
     "core.creation": "empty empty_like full full_like ones ones_like share zeros zeros_like",
     "core.blobs": "from_blob",
-    "core.casts": "astype",
-    "core.files.loading": "TensorFile load",
-    "core.files.saving": "save",
+    "casts": "astype",
+    "files.loading": "TensorFile load",
+    "files.saving": "save",
     "core.interfaces.array_interfaces": "from_cuda_array_interface",
     "core.interfaces.anything": "device_of",
     "core.interfaces.exporter": "Exporter",
     "core.moves.host_views": "HostView",
     "core.moves.plans": "Plan Step Trace trace",
-    "core.processes.pickles": "unpickle_to",
+    "processes.pickles": "unpickle_to",
     "core.plugins.lookup": "device devices trim",
     "core.plugins.registry": "backend backends register_backend",
     "core.plugins.streams": "current_stream synchronize use_stream",

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 import folders
 import hypothesis
+from device_fixtures import device, register, reported  # noqa: F401 - for pytest to find
 from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
 from not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
 from working import leave_out

@@ -24,7 +24,7 @@ GC_HOMES: set[str] = set()
 # collection, and in a child of fork(). Each says why that does no harm.
 OWN_LOCKS = {
     "backends/vulkan/dlbridge_vulkan/devices.py",  # looks at the type only
-    "dlbridge/core/files/source.py",  # of one file, which a finalizer does not read
+    "dlbridge/files/source.py",  # of one file, which a finalizer does not read
     "dlbridge/kit/gate.py",  # it lets nobody in by then
     "dlbridge/kit/resources.py",  # makes them
 }
@@ -34,7 +34,7 @@ OWN_LOCKS = {
 LATE_GENERATORS = {
     "dlbridge/core/moves/progress.py",  # a bar
     "dlbridge/core/moves/plans.py",  # restores what its own thread had
-    "dlbridge/core/processes/pickles.py",  # likewise
+    "dlbridge/processes/pickles.py",  # likewise
     "dlbridge/core/plugins/streams.py",  # likewise
     "dlbridge/ffi/calls.py",  # does nothing in another thread
 }

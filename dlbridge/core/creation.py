@@ -95,8 +95,8 @@ def empty(
     if not shared:
         memory = new_memory(where, kind.nbytes(prod(extents)), alignment=alignment)
         return make_tensor(memory, 0, kind, extents)
-    from dlbridge.core.processes.blocks import PAGE
-    from dlbridge.core.processes.shared_tensors import empty_shared
+    from dlbridge.processes.blocks import PAGE
+    from dlbridge.processes.shared_tensors import empty_shared
 
     if alignment > PAGE:
         raise ValueError(f"alignment {alignment}: shared memory begins on a page of {PAGE} bytes")
@@ -512,7 +512,7 @@ def share(x: ArrayLike, device: DeviceLike | None = None) -> Tensor:
     >>> bridge.share(t) is t
     True
     """
-    from dlbridge.core.processes.shared_tensors import share_tensor
+    from dlbridge.processes.shared_tensors import share_tensor
 
     tensor = asarray(x)
     target = tensor.device if device is None else find_device(device)

@@ -18,7 +18,7 @@ import other_process
 import pytest
 
 import dlbridge as bridge
-from dlbridge.core.files import loading, saving
+from dlbridge.files import loading, saving
 
 
 def live(device: str) -> int:

@@ -19,7 +19,7 @@ import pytest
 import without_devices
 
 import dlbridge as bridge
-from dlbridge.core.processes import blocks
+from dlbridge.processes import blocks
 
 EXCEPTIONS = {"KeyboardInterrupt": KeyboardInterrupt, "Alarm": interrupted.Alarm}
 

@@ -18,9 +18,9 @@ from scripts import run_script
 from suite.rig import DRIVERS
 
 import dlbridge as bridge
-from dlbridge.core.processes import blocks as shared_blocks
-from dlbridge.core.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.processes import blocks as shared_blocks
+from dlbridge.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.testing.backend_base import open_files
 
 VALUES = np.arange(3000, dtype="i4").reshape(30, 100)

@@ -386,7 +386,7 @@ class Tensor(TensorMetadata):
         >>> bridge.asarray([1, 2], dtype="uint8").tobytes()
         b'\x01\x02'
         """
-        from dlbridge.core.processes.pickles import tobytes
+        from dlbridge.processes.pickles import tobytes
 
         return tobytes(self)
 
@@ -430,13 +430,13 @@ class Tensor(TensorMetadata):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the elements (protocol 5: out of band) and the name of the device."""
-        from dlbridge.core.processes.pickles import reduce
+        from dlbridge.processes.pickles import reduce
 
         return reduce(self, operator.index(protocol))
 
     @staticmethod
     def _unpickle(*described: Any) -> Tensor:
-        from dlbridge.core.processes.pickles import unpickle
+        from dlbridge.processes.pickles import unpickle
 
         return unpickle(*described)
 

@@ -117,7 +117,7 @@ NOT_CALLED = {
     "export_memory",
     "memory_import_refusal",
     "import_memory",
-    # By `share`: tests/core/processes/test_device_blocks.py.
+    # By `share`: tests/processes/test_device_blocks.py.
     "allocate_exportable",
 }
 

@@ -21,7 +21,7 @@ SUFFIXES = [".safetensors", ".npz"]
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_device_and_layout(device, suffix, tmp_path, monkeypatch):
-    from dlbridge.core.files import saving
+    from dlbridge.files import saving
 
     monkeypatch.setattr(saving, "PIECE", 1000)
     base = np.arange(6000, dtype="int32").reshape(20, 15, 20)

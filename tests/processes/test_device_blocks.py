@@ -18,10 +18,10 @@ from other_process import Given, fds
 from stream_backend import installed
 
 import dlbridge as bridge
-from dlbridge.core.processes import blocks as shared_blocks
-from dlbridge.core.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.errors import BackendError, DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.kit.resources import Descriptor
+from dlbridge.processes import blocks as shared_blocks
+from dlbridge.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.protocol import ExportedMemory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memfd")

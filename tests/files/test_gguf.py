@@ -54,7 +54,7 @@ def test_what_the_gguf_package_writes_is_read(tmp_path):
 
 
 def test_the_table_of_quantised_types_is_that_of_the_gguf_package():
-    from dlbridge.core.files import gguf as ours
+    from dlbridge.files import gguf as ours
 
     gguf = peer("gguf")
     theirs = {

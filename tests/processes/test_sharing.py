@@ -25,9 +25,9 @@ from scripts import run_scene
 from threads import at_once
 
 import dlbridge as bridge
-from dlbridge.core.processes import blocks as shared_blocks
-from dlbridge.core.processes.shared_tensors import receive, receive_block
 from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.processes import blocks as shared_blocks
+from dlbridge.processes.shared_tensors import receive, receive_block
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the system passes no descriptors")
 LINUX = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memfd")

@@ -212,7 +212,7 @@ def note(calls, *call):
 
 
 def test_a_device_that_shares_no_memory_gets_it_in_pieces(tmp_path, monkeypatch):
-    from dlbridge.core.files import loading
+    from dlbridge.files import loading
 
     monkeypatch.setattr(loading, "STAGED", 1000)
     monkeypatch.setattr(loading, "PIECE", 777)

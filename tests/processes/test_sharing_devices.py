@@ -23,9 +23,9 @@ from other_process import Given, Other, holders
 from scripts import run_scene
 
 import dlbridge as bridge
-from dlbridge.core.processes import blocks as shared_blocks, shared_tensors as shared_places
-from dlbridge.core.processes.shared_tensors import receive, receive_memory, receive_on_device
 from dlbridge.errors import ExchangeError
+from dlbridge.processes import blocks as shared_blocks, shared_tensors as shared_places
+from dlbridge.processes.shared_tensors import receive, receive_memory, receive_on_device
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the system passes no descriptors")
 VALUES = np.arange(1024, dtype="f4").reshape(4, 256)
