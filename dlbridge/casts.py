@@ -14,26 +14,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlbridge.core.api import asarray
-from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.moves.transfer import allocate
-from dlbridge.core.moves.within_host import copy_host
-from dlbridge.core.public import public
-from dlbridge.core.tensor.operand import host_array, operand_of
-from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import CPU
-from dlbridge.core.values.dtypes import (
+from dlbridge import (
     DLDataTypeCode,
     DType,
-    check,
+    Tensor,
+    asarray,
     dtype as as_dtype,
-    limits_of,
+    pack_bits,
+    unpack_bits,
 )
-from dlbridge.core.values.subbyte import pack_bits, unpack_bits
 from dlbridge.errors import ExchangeError
+from dlbridge.extending import (
+    CPU,
+    check_dtype,
+    copy_array,
+    copy_elements,
+    host_array,
+    limits_of,
+    new_tensor,
+    operand_of,
+    public_in,
+)
 
 if TYPE_CHECKING:
-    from dlbridge.core.tensor.operand import Operand
+    from dlbridge import Operand
     from dlbridge.typing import ArrayLike, DTypeLike
 
 Array = np.ndarray[Any, Any]
@@ -60,7 +64,7 @@ _INT8, _INT16, _INT32 = (DType.of(DLDataTypeCode.kDLInt, bits) for bits in (8, 1
 _INTEGERS = (DLDataTypeCode.kDLInt, DLDataTypeCode.kDLUInt)
 
 
-@public
+@public_in("dlbridge")
 def astype(x: ArrayLike, dtype: DTypeLike, saturate: bool = False) -> Tensor:
     r"""Return the elements of *x* in another dtype: a new compact tensor on the CPU.
 
@@ -117,7 +121,7 @@ def astype(x: ArrayLike, dtype: DTypeLike, saturate: bool = False) -> Tensor:
         raise TypeError(f"saturate must be True or False, not {saturate!r}")
     tensor = x if isinstance(x, Tensor) else asarray(x)
     target = as_dtype(dtype)
-    check(target.code, target.bits, target.lanes)
+    check_dtype(target)
     source = tensor.dtype
     if not tensor.device.is_host:
         raise ExchangeError(
@@ -129,7 +133,7 @@ def astype(x: ArrayLike, dtype: DTypeLike, saturate: bool = False) -> Tensor:
     if _is_complex(lane) and not _is_complex(new_lane) and new_lane.name != "bool":
         text = f"astype drops the imaginary parts: {source} to {target}"
         warnings.warn(text, np.exceptions.ComplexWarning, stacklevel=2)
-    out = allocate(CPU, target, tensor.shape)
+    out = new_tensor(CPU, target, tensor.shape)
     if tensor.size:
         with np.errstate(all="ignore"):
             _convert(operand_of(tensor), lane, operand_of(out), new_lane, saturate)
@@ -212,13 +216,13 @@ def _chunks(array: Array, operand: Operand, count: int) -> Iterator[Array]:
         for start in range(0, flat.size, step):
             yield flat[start : start + step]
         return
-    # With gaps: copied into one buffer, in pieces that are large, because `copy_host` is fast if
+    # With gaps: copied into one buffer, in pieces that are large, because `copy_array` is fast if
     # the rows of a transposed source are many.
     most = max(count, _GATHERED // array.itemsize // count * count)
     buffer = np.empty(min(most + count, array.size), array.dtype)
     filled = 0  # less than a chunk, before each piece
     for piece in _pieces(array, most):
-        copy_host(buffer[filled : filled + piece.size].reshape(piece.shape), piece)
+        copy_array(buffer[filled : filled + piece.size].reshape(piece.shape), piece)
         filled += piece.size
         whole = filled - filled % count
         for start in range(0, whole, count):

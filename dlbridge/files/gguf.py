@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge import dtype as as_dtype
 from dlbridge.errors import FileError
 
 from .source import DAMAGED, Entry, check_bounds, check_names, check_overlaps, count_bytes

@@ -12,8 +12,9 @@ import zipfile
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.values.dtypes import check, dtype as as_dtype, from_numpy
+from dlbridge import dtype as as_dtype
 from dlbridge.errors import ExchangeError, FileError
+from dlbridge.extending import check_dtype
 
 from .source import (
     DAMAGED,
@@ -26,7 +27,7 @@ from .source import (
 )
 
 if TYPE_CHECKING:
-    from dlbridge.core.values.dtypes import DType
+    from dlbridge import DType
 
     Header = tuple[Any, tuple[int, ...], bool, int]
     """numpy's dtype, the shape, whether the order is Fortran's, and the header's length."""
@@ -137,7 +138,7 @@ def _dtype_of(
     if _is_raw(stored):
         return _raw(where, stored.itemsize, wanted, member)
     try:
-        found = from_numpy(stored)
+        found = as_dtype(stored)
     except ExchangeError as exc:
         raise FileError(
             f"{where}: {exc}. numpy reads it: array = numpy.load(path){of_archive}; change that "
@@ -281,10 +282,10 @@ def _commented(comment: bytes, itemsize: int) -> DType | None:
         return None
     try:
         named = as_dtype(comment.removeprefix(_COMMENT).decode())
-        found = check(named.code, named.bits, named.lanes)
+        check_dtype(named)
     except (ExchangeError, TypeError, ValueError):  # anybody can write a comment
         return None
-    return found if found.itemsize == itemsize else None
+    return named if named.itemsize == itemsize else None
 
 
 def _begin(source: Source, info: zipfile.ZipInfo) -> int:

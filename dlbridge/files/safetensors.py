@@ -11,7 +11,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge import dtype as as_dtype
 from dlbridge.errors import FileError
 
 from .source import DAMAGED, Entry, check_names, count_bytes, refuse

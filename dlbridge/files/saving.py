@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlbridge.core.api import asarray, to_device
-from dlbridge.core.moves.copies import bytes_of, copy_elements, packed_bytes
-from dlbridge.core.moves.progress import tally
-from dlbridge.core.moves.transfer import to_compact_host
-from dlbridge.core.plugins.lookup import plugin_of
-from dlbridge.core.public import public
-from dlbridge.core.tensor.array_tensor import wrap_array
-from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.values.text import with_article
+from dlbridge import asarray, to_device
 from dlbridge.errors import BackendUnavailable, ExchangeError, FileError
+from dlbridge.extending import (
+    CPU,
+    check_device,
+    copy_elements,
+    operand_of,
+    packed_bytes,
+    part_of,
+    public_in,
+    tally,
+    with_article,
+)
 
 from . import npy, safetensors
 from .source import is_text, name_of, printable
@@ -31,7 +34,7 @@ from .source import is_text, name_of, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge import Tensor
     from dlbridge.typing import ArrayLike, ProgressLike
 
     Report = Callable[[int], None]
@@ -41,7 +44,7 @@ PAGE = 4096
 """Bytes. Where large arrays begin in numpy's files: drivers can use them there in place."""
 
 
-@public
+@public_in("dlbridge")
 def save(
     path: str | os.PathLike[str],
     tensors: Mapping[str, ArrayLike] | ArrayLike,
@@ -140,9 +143,9 @@ def _import(path: str, given: dict[Any, Any]) -> dict[str, Tensor]:
 def _tensor(array: Any) -> Tensor:
     tensor = asarray(array)
     try:
-        plugin_of(tensor.device)
+        check_device(tensor.device)
     except BackendUnavailable:  # its own library may bring it
-        return to_device(array, "cpu")
+        return to_device(array, CPU)
     return tensor
 
 
@@ -342,7 +345,7 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
     elif operand.contiguous:
         yield from _from_device(tensor)
     elif operand.nbytes <= PIECE or operand.dtype.is_subbyte:
-        yield packed_bytes(operand_of(to_compact_host(tensor)))
+        yield packed_bytes(operand_of(to_device(tensor, CPU)))
     else:
         rows = max(1, PIECE * len(tensor) // operand.nbytes)
         for start in range(0, len(tensor), rows):
@@ -356,5 +359,5 @@ def _from_device(tensor: Tensor) -> Iterator[memoryview]:
     for start in range(0, operand.nbytes, PIECE):
         part = buffer[: operand.nbytes - start]
         # As bytes: elements of less than a byte have no views at any place.
-        copy_elements(operand_of(wrap_array(part)), bytes_of(operand, start, part.size))
+        copy_elements(operand_of(asarray(part)), part_of(operand, start, part.size))
         yield part.data

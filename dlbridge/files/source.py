@@ -13,21 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
-from dlbridge.core.implementation_details.handlers import handlers_cause
-from dlbridge.core.implementation_details.python_api import address_of
-from dlbridge.core.tensor.array_tensor import make_tensor
-from dlbridge.core.tensor.memory import Memory
-from dlbridge.core.values.devices import CPU
-from dlbridge.core.values.text import with_article
 from dlbridge.errors import FileError
+from dlbridge.extending import CPU, MAX_NDIM, Memory, handlers_cause, tensor_on, with_article
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import NoReturn
 
-    from dlbridge.core.tensor.tensor import Tensor
-    from dlbridge.core.values.dtypes import DType
+    from dlbridge import DType, Tensor
 
 
 _has_preadv = hasattr(os, "preadv")  # not on Windows
@@ -135,9 +128,8 @@ class Source:
         self.check_size()
         pages = self._map()
         origin = f"the file {os.path.basename(self.path)}"  # noqa: PTH119 - it is a str
-        memory = Memory(CPU, address_of(pages), origin, pages)
-        flags = FLAG_SUBBYTE_PADDED if padded else 0
-        return make_tensor(memory, offset, dtype, shape, readonly=True, flags=flags)
+        memory = Memory(CPU, pages.ctypes.data, origin, pages)
+        return tensor_on(memory, dtype, shape, byte_offset=offset, readonly=True, padded=padded)
 
     def _map(self) -> np.ndarray[Any, Any]:
         if self._mapped is None:

@@ -1,0 +1,399 @@
+"""The contract for those who bring a format, an interface or a library: what they need of dlbridge.
+
+Who brings a device has `dlbridge.protocol` instead. Files (``dlbridge.files``) and conversions
+(``dlbridge.casts``) are written with these names and those of `dlbridge` itself, as any other
+package could be; ``docs/extending.md`` has two small examples.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
+from dlbridge.core.implementation_details.handlers import handlers_cause, unless_handler
+from dlbridge.core.moves import copies, within_host
+from dlbridge.core.moves.progress import tally as _tally
+from dlbridge.core.moves.transfer import allocate
+from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.public import public_in
+from dlbridge.core.tensor import operand as operands
+from dlbridge.core.tensor.array_tensor import make_tensor
+from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.values.devices import CPU
+from dlbridge.core.values.dtypes import check, limits_of
+from dlbridge.core.values.text import with_article
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    import numpy as np
+
+    from dlbridge import Device, DType, Operand, Tensor
+    from dlbridge.typing import ProgressLike
+
+__all__ = [
+    "CPU",
+    "MAX_NDIM",
+    "Memory",
+    "check_device",
+    "check_dtype",
+    "copy_array",
+    "copy_elements",
+    "handlers_cause",
+    "host_array",
+    "limits_of",
+    "new_tensor",
+    "operand_of",
+    "packed_bytes",
+    "part_of",
+    "public_in",
+    "tally",
+    "tensor_on",
+    "unless_handler",
+    "with_article",
+]
+
+_here = public_in("dlbridge.extending")
+
+
+# Tensors on memory ----------------------------------------------------------------------
+
+
+@_here
+def tensor_on(
+    memory: Memory,
+    dtype: DType,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None = None,
+    *,
+    byte_offset: int = 0,
+    readonly: bool = False,
+    padded: bool = False,
+) -> Tensor:
+    """Return a tensor on some memory, which it keeps alive.
+
+    Parameters
+    ----------
+    memory : Memory
+        Where the elements are.
+    dtype : DType
+        The type of an element.
+    shape : tuple of int
+        The extents, in elements; 0 or more each.
+    strides : tuple of int, optional
+        The distances between neighbours, in elements. None: row-major, without gaps.
+    byte_offset : int
+        The bytes from the start of *memory* to the first element.
+    readonly : bool
+        Whether nobody may write to it.
+    padded : bool
+        Whether elements below a byte take a byte each.
+
+    Returns
+    -------
+    Tensor
+        On the device of *memory*. Nothing is copied, and nothing is read.
+
+    Raises
+    ------
+    ExchangeError
+        If no tensor has such extents or strides. It is also a BufferError.
+
+    Notes
+    -----
+    Whether the elements lie inside the memory is for the caller to check: a `Memory` does not
+    know its length.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import Memory, tensor_on
+    >>> pixels = np.arange(6, dtype="uint8")
+    >>> memory = Memory(bridge.device("cpu"), pixels.ctypes.data, "an example", pixels)
+    >>> tensor_on(memory, bridge.dtype("uint8"), (2, 2), (3, 1), byte_offset=1).tolist()
+    [[1, 2], [4, 5]]
+    """
+    flags = FLAG_SUBBYTE_PADDED if padded else 0
+    return make_tensor(memory, byte_offset, dtype, shape, strides, readonly=readonly, flags=flags)
+
+
+@_here
+def new_tensor(
+    device: Device, dtype: DType, shape: tuple[int, ...], *, padded: bool = False
+) -> Tensor:
+    """Return a new compact tensor, whose elements are not initialised.
+
+    As `dlbridge.empty`, for arguments that were checked before.
+
+    Parameters
+    ----------
+    device : Device
+        Where it is.
+    dtype : DType
+        The type of an element.
+    shape : tuple of int
+        The extents, in elements.
+    padded : bool
+        Whether elements below a byte take a byte each.
+
+    Returns
+    -------
+    Tensor
+        On new memory.
+
+    Raises
+    ------
+    BackendUnavailable
+        If no backend here serves *device*.
+    DeviceMemoryError
+        A MemoryError, if there is no room.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import new_tensor
+    >>> new_tensor(bridge.device("cpu"), bridge.dtype("int4"), (3,), padded=True).nbytes
+    3
+    """
+    return allocate(device, dtype, shape, padded=padded)
+
+
+# What a move or a kernel needs of a tensor, read once -------------------------------------
+
+
+@_here
+def operand_of(tensor: Tensor) -> Operand:
+    """Return what a move or a kernel needs of a tensor, without an order of work.
+
+    `Tensor.operand` makes the order, too: it takes the current stream and has it wait for the last
+    work on the memory. Here that is left to those to whom the operand is handed on.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Any tensor.
+
+    Returns
+    -------
+    Operand
+        Its device, address, extents, strides and type; its stream is 0.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import operand_of
+    >>> operand_of(bridge.zeros((2, 3))).nbytes
+    24
+    """
+    return operands.operand_of(tensor)
+
+
+@_here
+def part_of(operand: Operand, start: int, count: int) -> Operand:
+    """Return bytes of the memory of a compact operand, as an operand of uint8.
+
+    Parameters
+    ----------
+    operand : Operand
+        Without gaps between its elements.
+    start, count : int
+        The first byte, counted from the first element, and the number of bytes.
+
+    Returns
+    -------
+    Operand
+        Of *count* elements of uint8, on the same memory.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import operand_of, part_of
+    >>> part_of(operand_of(bridge.zeros(4)), 4, 8).size
+    8
+    """
+    return copies.bytes_of(operand, start, count)
+
+
+@_here
+def packed_bytes(operand: Operand) -> memoryview:
+    r"""Return the bytes of memory that the host can read.
+
+    Parameters
+    ----------
+    operand : Operand
+        Of a device that `Device.is_host`.
+
+    Returns
+    -------
+    memoryview of uint8
+        The memory itself if it has no gaps, and a packed copy otherwise. Work of the device on it
+        is finished.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import operand_of, packed_bytes
+    >>> bytes(packed_bytes(operand_of(bridge.asarray([[1, 2], [3, 4]], dtype="uint8")[:, 0])))
+    b'\x01\x03'
+    """
+    return copies.packed_bytes(operand)
+
+
+@_here
+def host_array(operand: Operand) -> np.ndarray[Any, Any]:
+    """Return memory that the host can read as a numpy array of integers with the same layout.
+
+    Parameters
+    ----------
+    operand : Operand
+        Of a device that `Device.is_host`.
+
+    Returns
+    -------
+    numpy.ndarray
+        On the memory itself. Its elements have the size of those of *operand*, not always their
+        type; packed elements below a byte come as bytes. Work of the device on it is finished.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import host_array, operand_of
+    >>> host_array(operand_of(bridge.zeros((2, 3), "bfloat16"))).strides
+    (6, 2)
+    """
+    return operands.host_array(operand)
+
+
+# Copies -----------------------------------------------------------------------------------
+
+
+@_here
+def copy_elements(target: Operand, source: Operand) -> None:
+    """Copy the elements of one operand to another one, on any two devices.
+
+    Parameters
+    ----------
+    target, source : Operand
+        Of equal shape and dtype. They may overlap.
+
+    Raises
+    ------
+    DeviceError
+        If a driver fails.
+
+    Notes
+    -----
+    The copy is complete on return if the host is involved, and so it is between two devices. On
+    one device it is queued on the current stream.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import copy_elements, operand_of
+    >>> new = bridge.empty(2, "int16")
+    >>> copy_elements(operand_of(new), operand_of(bridge.asarray([1, 2], dtype="int16")))
+    >>> new.tolist()
+    [1, 2]
+    """
+    copies.copy_elements(target, source)
+
+
+@_here
+def copy_array(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
+    """Copy the bytes of one numpy array to another one, whatever their types are.
+
+    Transposed arrays of rows that are a power of two long take half to a third of the time of
+    ``numpy.copyto`` (2-byte and 8-byte elements, 512 and 256 squared), others about as much.
+
+    Parameters
+    ----------
+    target, source : numpy.ndarray
+        Of equal shape and size of elements, any strides. They may overlap.
+
+    Raises
+    ------
+    ValueError
+        If shapes or sizes differ, or *target* is read-only.
+    TypeError
+        If they hold Python objects.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import copy_array
+    >>> new = np.zeros((2, 2), "uint16")
+    >>> copy_array(new, np.arange(4, dtype="int16").reshape(2, 2).T)
+    >>> new.tolist()
+    [[0, 2], [1, 3]]
+    """
+    within_host.copy_host(target, source)
+
+
+@_here
+def tally(progress: ProgressLike, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """Return a context manager that gives what several copies report their bytes to.
+
+    Parameters
+    ----------
+    progress : ProgressLike
+        What the user passed as ``progress=``.
+    total : int
+        The bytes of all copies.
+
+    Returns
+    -------
+    context manager
+        It gives a function, which takes the number of bytes that were copied since the last call.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import tally
+    >>> with tally(lambda done, total: print(done, "of", total), 3) as report:
+    ...     report(1)
+    ...     report(2)
+    1 of 3
+    3 of 3
+    """
+    return _tally(progress, total)
+
+
+# Checks -----------------------------------------------------------------------------------
+
+
+@_here
+def check_dtype(dtype: DType) -> None:
+    """Raise unless tensors of a dtype can be exchanged.
+
+    Parameters
+    ----------
+    dtype : DType
+        A type from outside: its code, bits and lanes can be any numbers.
+
+    Raises
+    ------
+    ExchangeError
+        If ``dlpack.h`` 1.3 has no such type. It is also a BufferError.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import check_dtype
+    >>> check_dtype(bridge.dtype("float32"))
+    """
+    check(dtype.code, dtype.bits, dtype.lanes)
+
+
+@_here
+def check_device(device: Device) -> None:
+    """Raise unless a backend here serves a device.
+
+    Parameters
+    ----------
+    device : Device
+        Any device, also one that only another library can use.
+
+    Raises
+    ------
+    BackendUnavailable
+        If there is no backend for it, or its driver is not here.
+    ExchangeError
+        If the backend has no device of that number. It is also a BufferError.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import check_device
+    >>> check_device(bridge.device("cpu"))
+    """
+    plugin_of(device)
