@@ -2,7 +2,8 @@
 
 Who brings a device has `dlbridge.protocol` instead. Files (``dlbridge.files``) and conversions
 (``dlbridge.casts``) are written with these names and those of `dlbridge` itself, as any other
-package could be; ``docs/extending.md`` has two small examples.
+package could be; ``docs/extending.md`` has two small examples. `CPU` is the device of the host's
+memory, `MAX_NDIM` the most dimensions that a tensor can have.
 """
 
 from __future__ import annotations

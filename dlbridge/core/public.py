@@ -16,10 +16,28 @@ _Thing = TypeVar("_Thing")
 
 
 def public_in(module: str) -> Callable[[_Thing], _Thing]:
-    """A decorator that sets ``__module__`` to *module*, where users find the object.
+    """Return a decorator that says where users find a class or function.
 
-    Pickles, tracebacks and documents then name ``dlbridge.Tensor``, so that a
-    class or function can move between rooms.
+    Pickles, tracebacks and documents then name ``dlbridge.Tensor``, so that the object can move
+    between the modules of its package.
+
+    Parameters
+    ----------
+    module : str
+        What ``__module__`` becomes.
+
+    Returns
+    -------
+    callable
+        It returns the object that it gets.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import public_in
+    >>> @public_in("mylib")
+    ... def read(path): ...
+    >>> read.__module__
+    'mylib'
     """
 
     def mark(thing: _Thing) -> _Thing:

@@ -9,6 +9,7 @@ import pytest
 from docstrings import described, missing, parameters, run_examples, sections
 
 import dlbridge as bridge
+from dlbridge import extending
 from dlbridge.core.plugins import registry
 
 NAMES = sorted(set(bridge.__all__) - {"__version__", "ffi"})
@@ -30,7 +31,12 @@ def public_things():
                 for member, value in vars(cls).items():
                     if not member.startswith("_"):
                         found[f"{name}.{member}"] = value
-    return found
+    values = {"CPU", "MAX_NDIM"}
+    return found | {
+        f"extending.{name}": getattr(extending, name)
+        for name in extending.__all__
+        if name not in values
+    }
 
 
 THINGS = public_things()

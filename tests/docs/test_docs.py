@@ -34,6 +34,7 @@ DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [ROOT / "README
 NEEDS = {
     "README.md": ["opencl", "torch"],
     "docs/command-line.md": ["ext_dev", "torch"],
+    "docs/extending.md": ["ext_dev"],
     "docs/hazards.md": ["opencl"],
     "docs/howto/any-library.md": ["opencl", "torch"],
     "docs/howto/bfloat16.md": ["opencl", "torch", "jax", "ml_dtypes"],

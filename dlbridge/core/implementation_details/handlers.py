@@ -40,22 +40,60 @@ def is_from_handler(traceback: TracebackType | None) -> bool:
 
 
 def unless_handler(*kinds: type[Failure]) -> tuple[type[Failure], ...]:
-    """*kinds*, for an ``except`` clause, which so lets the exception of a signal handler pass.
+    """Return the classes for an ``except`` clause that lets a signal handler's exception pass.
 
-    Python evaluates the clause when an exception has come. The first frame of its traceback is
-    then that of the function with the clause.
+    A handler may raise any exception, anywhere: it says nothing of the code that it interrupts, and
+    belongs to the user. (A KeyboardInterrupt is one.)
+
+    Parameters
+    ----------
+    *kinds : exception classes
+        What the clause catches.
+
+    Returns
+    -------
+    tuple of exception classes
+        *kinds*, or none of them if a handler has raised the exception that has just come: Python
+        evaluates the clause then, and the traceback begins with the function that has it.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import unless_handler
+    >>> try:
+    ...     int("x")
+    ... except unless_handler(ValueError):
+    ...     print("not a number")
+    not a number
     """
     exc = sys.exception()
     return () if exc is None or is_from_handler(exc.__traceback__) else kinds
 
 
 def handlers_cause(exc: BaseException) -> BaseException | None:
-    """The exception of a signal handler that *exc* is, or was made of; None if there is none.
-
-    The first frame of its traceback is that of our function which has caught *exc*.
+    """Return the exception of a signal handler that another one is, or was made of.
 
     Who is interrupted may catch the handler's exception and raise another: zipfile makes its own
     of each OSError, and CPython before 3.12 a new one of any that leaves a codec.
+
+    Parameters
+    ----------
+    exc : BaseException
+        What the calling function has just caught: the first frame of its traceback is that
+        function's.
+
+    Returns
+    -------
+    BaseException or None
+        None if no handler has anything to do with it.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import handlers_cause
+    >>> try:
+    ...     int("x")
+    ... except ValueError as exc:
+    ...     print(handlers_cause(exc))
+    None
     """
     if is_from_handler(exc.__traceback__):
         return exc

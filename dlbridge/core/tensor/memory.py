@@ -35,15 +35,32 @@ def _at_exit() -> None:
 
 
 class Memory:
-    """Some bytes on *device*, which exist as long as this object.
+    """Some bytes on a device, which exist as long as this object.
 
-    *data* is the address or the backend's handle; *origin* says in words where the
-    memory comes from; *owner* is an object that this one keeps alive. `last_use` is
-    the stream of our last work on it, None before the first. `allocation` is what the backend
-    gave, which ends with this object, None for memory of others. `host_start` is the address of
-    the host for the first byte of `data`, None except for host memory that a device uses in
-    place; `is_import` says whether it is that, or memory of another driver.
+    Parameters
+    ----------
+    device : Device
+        Where they are.
+    data : int
+        The address of the first byte, or its handle where the device has handles.
+    origin : str
+        Where the memory comes from, in words: ``repr`` and messages say it.
+    owner : object
+        What is kept alive as long as this object lives.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import CPU, Memory, tensor_on
+    >>> array = np.ones(3)
+    >>> memory = Memory(CPU, array.ctypes.data, "an example", array)
+    >>> tensor_on(memory, bridge.dtype("float64"), (3,))
+    dlbridge.Tensor(float64, shape=(3,), device=cpu:0, memory from an example)
     """
+
+    # `last_use` is the stream of our last work on it, None before the first. `allocation` is what
+    # the backend gave, which ends with this object, None for memory of others. `host_start` is the
+    # address of the host for the first byte of `data`, None except for host memory that a device
+    # uses in place; `is_import` says whether it is that, or memory of another driver.
 
     __slots__ = (
         "__weakref__",

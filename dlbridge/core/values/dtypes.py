@@ -564,7 +564,24 @@ def from_numpy(np_dtype: np.dtype[Any]) -> DType:
 
 
 def limits_of(np_dtype: np.dtype[Any]) -> Any:
-    """What numpy or ml_dtypes says of the range of a float: ``min``, ``max``, ``eps``."""
+    """Return what numpy or ml_dtypes says of the range of a type of floats.
+
+    Parameters
+    ----------
+    np_dtype : numpy.dtype
+        A type of floats.
+
+    Returns
+    -------
+    numpy.finfo or ml_dtypes.finfo
+        It has ``min``, ``max``, ``eps`` and more.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import limits_of
+    >>> float(limits_of(np.dtype("float16")).max)
+    65504.0
+    """
     if np_dtype.type.__module__ == "numpy":  # by its letter, float8_e5m2 would be numpy's, too
         import numpy as np
 

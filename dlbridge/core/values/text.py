@@ -28,7 +28,24 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 def with_article(name: str) -> str:
-    """``"an int"``, ``"a uint8"``, ``"an xarray.Dataset"``: the sound counts."""
+    """Return a name behind "a" or "an", for messages.
+
+    Parameters
+    ----------
+    name : str
+        Of a type, for example. The sound at its beginning counts.
+
+    Returns
+    -------
+    str
+        The article and the name.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import with_article
+    >>> with_article("int"), with_article("uint8"), with_article("xarray.Dataset")
+    ('an int', 'a uint8', 'an xarray.Dataset')
+    """
     vowel = _VOWEL_SOUND.match(name)
     return f"{'an' if vowel else 'a'} {name}"
 
