@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.values.dtypes import check
+from dlbridge import DType
+from dlbridge.abi import ffi
+from dlbridge.extending import check_dtype
 
 from .cases import (
     NUMBERS,
@@ -95,7 +96,10 @@ def _exported(array: Any, what: str) -> Any:
 def _dtype_name(array: Any) -> str:
     """The type of the elements of *array*, by its attribute or else by its export."""
     dtype = getattr(array, "dtype", None)
-    return str(check(*dtype_of(_exported(array, "dtype"))) if dtype is None else dtype)
+    if dtype is None:
+        dtype = DType.of(*dtype_of(_exported(array, "dtype")))
+        check_dtype(dtype)
+    return str(dtype)
 
 
 @case("C1", "One `__dlpack__`, and `__dlpack_device__` before it if at all", Source.NONE)

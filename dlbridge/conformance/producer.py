@@ -8,9 +8,15 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.capsules import get_destructor, new_capsule, set_name
-from dlbridge.core.implementation_details.python_api import address_in, immortal, python_api
+from dlbridge.abi import (
+    address_in,
+    ffi,
+    get_destructor,
+    immortal,
+    new_capsule,
+    python_api,
+    set_name,
+)
 from dlbridge.protocol import HOST_DEVICES
 
 if TYPE_CHECKING:

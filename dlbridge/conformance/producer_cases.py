@@ -8,14 +8,13 @@ import mmap
 import os
 import platform
 import sys
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.implementation_details.python_api import immortal
-from dlbridge.core.values.devices import plain_number
+from dlbridge.abi import ffi, immortal
 from dlbridge.protocol import ADDRESS_DEVICES
 
 from .cases import (
@@ -121,8 +120,11 @@ def _(subject: Subject) -> str:
     array = subject.make(MATRIX)
     pair = array.__dlpack_device__()
     exported = device_of(export(array))
-    numbers = tuple(map(plain_number, pair))
-    ints = isinstance(pair, tuple) and all(isinstance(part, int) for part in numbers)
+    # The array API's pair has a member of any library's Enum, whose value is the number.
+    numbers = tuple(part.value if isinstance(part, Enum) else part for part in pair)
+    ints = isinstance(pair, tuple) and all(
+        type(part) is not bool and hasattr(part, "__index__") for part in numbers
+    )
     require(ints, f"{pair!r} is not a tuple of two ints")
     require(numbers == exported, f"{pair!r}, and the struct says {exported}")
     numbered = exported[0] not in _WITHOUT_INDEX or exported[1] == 0

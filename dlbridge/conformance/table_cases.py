@@ -8,9 +8,7 @@ import importlib
 import sys
 from typing import Any
 
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.capsules import capsule_pointer
-from dlbridge.core.implementation_details.python_api import decrement_references
+from dlbridge.abi import capsule_pointer, decrement_references, ffi
 from dlbridge.protocol import ADDRESS_DEVICES
 
 from .cases import (

@@ -13,10 +13,8 @@ import pytest
 
 import dlbridge
 from dlbridge import DLDeviceType
-from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.plugins import registry
-from dlbridge.core.tensor.array_tensor import label_array
-from dlbridge.core.values.dtypes import NUMPY_OWN
+from dlbridge.extending import CPU, Memory, tensor_on
 from dlbridge.protocol import ADDRESS_DEVICES, HOST_DEVICES, SupportsStreams
 
 from .backend_base import BackendCase, random_bytes
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
     from .backend_base import DeviceUnderTest
 
-DTYPES = sorted(NUMPY_OWN)
+DTYPES = sorted({dlbridge.dtype(code).name for code in "?bBhHiIlLefdFD"})
 
 SHAPES: list[tuple[int, ...]] = [(), (1,), (0,), (3, 0, 2), (2, 3, 4, 5), (300_007,)]
 
@@ -40,7 +38,9 @@ def numbers(shape: tuple[int, ...], dtype: str = "float32") -> Any:
 
 def padded_tensor(codes: list[int]) -> Any:
     """A tensor of uint4 on the CPU whose elements take a byte each, without ml_dtypes."""
-    return label_array(np.array(codes, "u1"), dlbridge.dtype("uint4"), FLAG_SUBBYTE_PADDED)
+    array = np.array(codes, "u1")
+    memory = Memory(CPU, array.ctypes.data, "an array", array)
+    return tensor_on(memory, dlbridge.dtype("uint4"), array.shape, padded=True)
 
 
 def on_host(tensor: Any) -> Any:
@@ -123,7 +123,7 @@ class MoveTests(PublicCase):
     def test_types_that_numpy_has_not(self, where: str) -> None:
         """bfloat16 and packed elements; the bytes are the same there and back."""
         codes = np.arange(1, 8, dtype="u2")
-        bfloat16 = label_array(codes, dlbridge.dtype("bfloat16"), 0)
+        bfloat16 = dlbridge.asarray(codes).view("bfloat16")
         for source in (bfloat16, dlbridge.full(7, 5, "uint4"), padded_tensor([1, 2, 3])):
             tensor = dlbridge.to_device(source, where, copy=True)
             assert (tensor.dtype, tensor.shape) == (source.dtype, source.shape)

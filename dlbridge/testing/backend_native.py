@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge.core.values.layout import compact_strides
 from dlbridge.errors import Error
 from dlbridge.protocol import ADDRESS_DEVICES, NativeArray, SupportsNative
 
@@ -100,7 +99,7 @@ class NativeTests(PublicCase, needs=SupportsNative):
             assert (again.data, again.offset) == (array.data, array.offset)
         assert (again.dtype, tuple(again.shape)) == (array.dtype, array.shape)
         itemsize = dlbridge.dtype(array.dtype).itemsize
-        packed = tuple(itemsize * step for step in compact_strides(array.shape))
+        packed = np.empty(array.shape, f"V{itemsize}").strides
         strides = packed if again.strides is None else tuple(again.strides)
         assert strides == (packed if array.strides is None else array.strides)
 

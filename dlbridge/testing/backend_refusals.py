@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dlbridge
-from dlbridge.core.dlpack.capsules import capsule_pointer
+from dlbridge.abi import capsule_pointer
 from dlbridge.errors import DeviceError, DeviceLost, Error, ExchangeError
 from dlbridge.protocol import (
     ADDRESS_DEVICES,
