@@ -19,7 +19,8 @@ from dlbridge.core.public import public
 from dlbridge.core.routes import ITSELF, ROUTES, Move, at_its_place, find_route
 from dlbridge.core.tensor.metadata import describe
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.tensor.tensor import TRACES, Tensor
+from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.core.traces import TRACES
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import shares_places
 from dlbridge.core.values.text import with_article

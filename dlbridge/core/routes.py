@@ -31,7 +31,8 @@ from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, make_ten
 from dlbridge.core.tensor.memory import NATIVE_DTYPES
 from dlbridge.core.tensor.metadata import carrier_of
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.tensor.tensor import TRACES, Tensor
+from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.errors import BackendUnavailable, Error
 

@@ -22,7 +22,8 @@ from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.tensor.tensor import TRACES, Tensor
+from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import check, dtype as as_dtype
 from dlbridge.errors import Error, ExchangeError, FileError

@@ -18,7 +18,7 @@ from dlbridge.core.moves.copies import bytes_to_host, can_copy_natively, is_fast
 from dlbridge.core.plugins.lookup import identity_of, plugin_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.operand import require_compact
-from dlbridge.core.tensor.tensor import TRACES
+from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.text import bytes_text, table
 from dlbridge.errors import BackendUnavailable, ExchangeError

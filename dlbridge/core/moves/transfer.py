@@ -23,7 +23,7 @@ from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory, access, host_access
 from dlbridge.core.tensor.operand import host_array, operand_of
-from dlbridge.core.tensor.tensor import TRACES
+from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.subbyte import pack_bits

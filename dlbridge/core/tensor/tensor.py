@@ -12,6 +12,7 @@ from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.plugins.lookup import FOUND
 from dlbridge.core.public import public
+from dlbridge.core.traces import TRACES
 from dlbridge.core.values.dtypes import check, dtype as as_dtype
 from dlbridge.errors import ExchangeError
 
@@ -41,10 +42,6 @@ if TYPE_CHECKING:
 
     _Array = TypeVar("_Array", bound=SupportsDLPack)
     Array = np.ndarray[Any, Any]
-
-
-TRACES: list[object] = []
-"""The active traces of all threads. While it is empty, a move that does nothing needs no plan."""
 
 
 @cache
