@@ -11,11 +11,15 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.util import find_spec
+from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 import pytest
 from expected import expected
+
+from dlbridge import _methods as methods
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATION = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -34,6 +38,8 @@ NOT_OURS = {
 }  # of the standard library, and of others
 PRIVATE_USES_ACROSS_ROOMS = 10
 PRIVATE_USES = 19
+
+LATE_IMPORTS = 12  # inside the core; each of them keeps something heavy from being loaded early
 
 FRAMEWORKS = [
     *("numpy", "torch", "jax", "tvm_ffi", "cupy", "ml_dtypes", "pyarrow", "tqdm", "rich", "PIL"),
@@ -74,20 +80,131 @@ def test_imports_run_one_way(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_late_import_that_is_not_listed_is_found(tmp_path):
-    """A check that cannot fail would be none."""
-    line = '"dlbridge.core.tensor.tensor -> dlbridge.core.api"'
-    assert line in CONFIGURATION
-    done = lint_imports(
-        tmp_path, CONFIGURATION.replace(line, '"dlbridge.core.tensor.tensor -> dlbridge.dask"')
+def test_a_late_import_against_the_order_is_found(tmp_path):
+    """A check that cannot fail would be none. This order has a room below one that it imports."""
+    line, late = (
+        '    "dlbridge.processes",\n',
+        "dlbridge.core.creation -> dlbridge.processes",
     )
+    assert line in CONFIGURATION
+    above = '    "dlbridge.core.creation",\n'
+    done = lint_imports(tmp_path, CONFIGURATION.replace(line, "").replace(above, f"{line}{above}"))
     assert done.returncode == 1
     assert "BROKEN" in done.stdout
-    assert "dlbridge.core.tensor.tensor -> dlbridge.core.api" in done.stdout
+    assert late in done.stdout
 
 
-def test_few_late_imports():
-    assert len(LINTER["contracts"][0]["ignore_imports"]) <= 10
+def test_no_import_is_excepted_from_the_order():
+    assert [contract for contract in LINTER["contracts"] if "ignore_imports" in contract] == []
+
+
+def imported(module, path, known):
+    """Name -> whether it is late, of the *known* modules that *module* imports when it runs.
+
+    Late is an import inside a function. What only type checkers read does not count.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = {}
+
+    def visit(node, late):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for child in node.orelse:
+                visit(child, late)
+            return
+        late = late or isinstance(node, ast.FunctionDef)
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            names = [f"{base}.{alias.name}" for alias in node.names]
+            names = [name if name in known else base for name in names]
+        for name in {*names} & {*known} - {module}:
+            found[name] = found.get(name, True) and late
+        for child in ast.iter_child_nodes(node):
+            visit(child, late)
+
+    visit(tree, False)
+    return found
+
+
+@pytest.mark.parametrize("package", [ROOT / "dlbridge", *BACKENDS], ids=lambda path: path.name)
+def test_no_modules_import_each_other_in_a_circle(package):
+    """Late imports count: one inside a function closes a circle as well."""
+    known = modules(package)
+    graph = {name: [*imported(name, path, known)] for name, path in known.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_a_circle_of_late_imports_is_seen(tmp_path):
+    for name, text in {
+        "__init__": "",
+        "a": "import os\nfrom typing import TYPE_CHECKING\nfrom . import b\n",
+        "b": "def f():\n    from toy.c import g\n",
+        "c": "if TYPE_CHECKING:\n    from .a import x\nelse:\n    from .a import y as x\n",
+        "d": "if TYPE_CHECKING:\n    from .d import x\n    import toy.a\n",
+    }.items():
+        (tmp_path / "toy").mkdir(exist_ok=True)
+        (tmp_path / "toy" / f"{name}.py").write_text(text)
+    known = modules(tmp_path / "toy")
+    assert {name: imported(name, path, known) for name, path in known.items()} == {
+        "toy": {},
+        "toy.a": {"toy.b": False},
+        "toy.b": {"toy.c": True},
+        "toy.c": {"toy.a": False},
+        "toy.d": {},
+    }
+
+
+def typed_imports(path):
+    """Name -> module, as the imports for type checkers give them."""
+    found = {}
+    for block in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            for node in block.body:
+                found |= dict.fromkeys([alias.asname for alias in node.names], node.module)
+    return found
+
+
+def test_the_table_of_methods():
+    """Type checkers read the same functions. Others import what they need, by the order."""
+    assert typed_imports(MODULES["dlbridge._methods"]) == methods._MODULES
+    users = {
+        name
+        for name, path in MODULES.items()
+        if "dlbridge._methods" in imported(name, path, MODULES)
+    }
+    assert users == {"dlbridge.core.tensor.tensor", "dlbridge.core.values.devices"}
+    used = {
+        node.attr
+        for name in users
+        for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "methods"
+    }
+    assert used == set(methods._MODULES)
+
+
+@pytest.mark.parametrize("name", methods._MODULES)
+def test_a_function_of_the_table_stands_in_it_after_the_first_use(name, monkeypatch):
+    monkeypatch.delitem(vars(methods), name, raising=False)
+    function = getattr(methods, name)
+    assert vars(methods)[name] is function
+    assert function is getattr(import_module(f"dlbridge.{methods._MODULES[name]}"), name)
+
+
+def test_few_late_imports_inside_the_core():
+    late = [
+        f"{name} -> {other}"
+        for name, path in MODULES.items()
+        if name.startswith("dlbridge.core")
+        for other, is_late in imported(name, path, MODULES).items()
+        if is_late
+    ]
+    assert len(late) <= LATE_IMPORTS, late
 
 
 def test_every_module_has_a_place():

@@ -135,7 +135,7 @@ def _has_mask(x: Any, way_out: str) -> ExchangeError:
     return ExchangeError(f"{origin_of(x)} has a mask, which DLPack cannot carry; pass {way_out}")
 
 
-def describe_array(tensor: Tensor) -> dict[str, Any]:
+def array_interface(tensor: Tensor) -> dict[str, Any]:
     """The dictionary for *tensor*, new at each call; it does not keep the memory alive.
 
     AttributeError for other memory and types, so that ``hasattr`` is right for
@@ -396,7 +396,7 @@ _CUDA = (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged, DLDeviceType.kDLCUDA
 _TYPESTRS = {"bfloat16": "<V2"}  # as torch and ml_dtypes write it; all float8 are |V1
 
 
-def describe(tensor: Tensor) -> dict[str, Any]:
+def cuda_array_interface(tensor: Tensor) -> dict[str, Any]:
     """The dictionary for a *tensor* that CUDA can reach, new at each call.
 
     AttributeError for other tensors and for types without a typestr, so that

@@ -461,7 +461,7 @@ def _take(own: Any, capsule: object, name: bytes) -> Any:
 # Out --------------------------------------------------------------------------
 
 
-def exporter(tensor: Tensor) -> Callable[..., tuple[object, object]]:
+def arrow_exporter(tensor: Tensor) -> Callable[..., tuple[object, object]]:
     """The method ``__arrow_c_array__`` of *tensor*.
 
     AttributeError for what Arrow cannot hold in place, so that

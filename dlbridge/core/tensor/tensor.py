@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
-from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, overload
 
+from dlbridge import _methods as methods
 from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.plugins.lookup import FOUND
@@ -44,22 +44,6 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
-@cache
-def _produce() -> Callable[..., object]:
-    """The body of ``__dlpack__``: an import statement in there would cost 600 ns each time."""
-    from dlbridge.core.interfaces.dlpack import produce
-
-    return produce
-
-
-@cache
-def _build() -> Callable[..., Tensor]:
-    """What makes a view, likewise."""
-    from .array_tensor import build
-
-    return build
-
-
 def _sizes(shape: Any, error: TypeError) -> tuple[int, ...]:
     """The extents in *shape*, which is no tuple of integers, as the *error* says."""
     if isinstance(shape, Iterable) and not isinstance(shape, (str, bytes, Set, Mapping)):
@@ -92,10 +76,8 @@ class ExchangeTable:
     """The capsules, by their addresses: a class may have one of its own instead."""
 
     def __get__(self, _instance: object, cls: type) -> Any:
-        from dlbridge.core.interfaces.own_table import table_capsule
-
         owner: type = Tensor if issubclass(cls, Tensor) else cls
-        capsule = table_capsule(owner)
+        capsule = methods.table_capsule(owner)
         self.made[id(capsule)] = capsule
         for name in NAMES:
             if isinstance(vars(owner).get(name), ExchangeTable):  # else it is the class's own
@@ -135,9 +117,7 @@ class Tensor(TensorMetadata):
 
     def __jax_array__(self) -> jax.Array:
         """Return it as a jax array: jax.numpy looks for this method (``jnp.asarray(t)``)."""
-        from dlbridge.core.api import to_device
-
-        return to_device(self, self.device, like="jax")
+        return methods.to_device(self, self.device, like="jax")
 
     # Views ---------------------------------------------------------------
 
@@ -277,9 +257,7 @@ class Tensor(TensorMetadata):
                     "lane is padded; view('uint8') shows the bytes"
                 )
             return self._view(self._array.view(carrier_dtype(new)), new)
-        from .array_tensor import view_resized
-
-        return view_resized(self, new)
+        return methods.view_resized(self, new)
 
     def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
         """The same memory through *array*, a view of its carrier."""
@@ -291,7 +269,7 @@ class Tensor(TensorMetadata):
                     f"a view of packed {self._dtype} must start at a whole byte, not {rest} bits "
                     "into one"
                 )
-        return _build()(
+        return methods.build(
             array, self._memory, dtype or self._dtype, self._byte_offset + moved, self._flags
         )
 
@@ -317,10 +295,9 @@ class Tensor(TensorMetadata):
         array([0., 0., 0.], dtype=float32)
         """
         if not self.device.is_host:
-            from dlbridge.core.api import way_to_host
-
             raise ExchangeError(
-                f"the tensor is on {self.device}, which the host does not read; {way_to_host(self)}"
+                f"the tensor is on {self.device}, which the host does not read; "
+                f"{methods.way_to_host(self)}"
             )
         host_access(self._memory)
         array = self._array[...]
@@ -383,9 +360,7 @@ class Tensor(TensorMetadata):
         >>> bridge.asarray([1, 2], dtype="uint8").tobytes()
         b'\x01\x02'
         """
-        from dlbridge.processes.pickles import tobytes
-
-        return tobytes(self)
+        return methods.tobytes(self)
 
     def __bytes__(self) -> bytes:
         """Return the elements as bytes for ``bytes(t)``, as `tobytes` does."""
@@ -421,27 +396,19 @@ class Tensor(TensorMetadata):
 
         For what cannot be read it is the metadata and the reason: it does not fail.
         """
-        from dlbridge.core.moves.printing import text_of
-
-        return text_of(self)
+        return methods.text_of(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the elements (protocol 5: out of band) and the name of the device."""
-        from dlbridge.processes.pickles import reduce
-
-        return reduce(self, operator.index(protocol))
+        return methods.reduce(self, operator.index(protocol))
 
     @staticmethod
     def _unpickle(*described: Any) -> Tensor:
-        from dlbridge.processes.pickles import unpickle
-
-        return unpickle(*described)
+        return methods.unpickle(*described)
 
     def __dask_tokenize__(self) -> Hashable:
         """Return what Dask names equal tensors by."""
-        from dlbridge.dask import token_of
-
-        return token_of(self)
+        return methods.token_of(self)
 
     def __bool__(self) -> bool:
         """Return the truth of the only element."""
@@ -510,7 +477,7 @@ class Tensor(TensorMetadata):
         BufferError
             For what the standard lets a producer refuse.
         """
-        return _produce()(self, stream, max_version, dl_device, copy)
+        return methods.produce(self, stream, max_version, dl_device, copy)
 
     # For an Exporter: by this name each Tensor has its method, and plain CPU tensors numpy's own.
     __tensor_export__: Any = __dlpack__
@@ -522,16 +489,12 @@ class Tensor(TensorMetadata):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The CUDA Array Interface, version 3; AttributeError off CUDA (`hasattr` is False)."""
-        from dlbridge.core.interfaces.array_interfaces import describe
-
-        return describe(self)
+        return methods.cuda_array_interface(self)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """Numpy's array interface, version 3; AttributeError off the CPU (`hasattr` is False)."""
-        from dlbridge.core.interfaces.array_interfaces import describe_array
-
-        return describe_array(self)
+        return methods.array_interface(self)
 
     @property
     def __arrow_c_array__(self) -> Callable[..., tuple[object, object]]:
@@ -540,9 +503,7 @@ class Tensor(TensorMetadata):
         It takes one dimension of integers or floats, in compact memory that the
         host can read, and needs pyarrow.
         """
-        from dlbridge.core.interfaces.arrow import exporter
-
-        return exporter(self)
+        return methods.arrow_exporter(self)
 
     # Out: other devices, native objects ------------------------------------------
 
@@ -614,9 +575,7 @@ class Tensor(TensorMetadata):
                 type(device) is str and device in FOUND and FOUND[device] is here
             ):
                 return self
-        from dlbridge.core.api import to_device
-
-        return to_device(self, device, stream=stream, copy=copy, like=like)
+        return methods.to_device(self, device, stream=stream, copy=copy, like=like)
 
     def operand(self) -> Operand:
         """Return what a kernel needs to work on the memory, and put the kernel's work in order.
@@ -635,9 +594,7 @@ class Tensor(TensorMetadata):
         >>> o.device, o.shape, o.nbytes, o.readonly
         (dlbridge.device('cpu:0'), (2, 3), 24, False)
         """
-        from .operand import operand_of
-
-        operand = operand_of(self)
+        operand = methods.operand_of(self)
         if operand.size:
             operand.access()
         return operand
@@ -666,9 +623,7 @@ class Tensor(TensorMetadata):
         >>> t.tolist()
         [7.0, 7.0, 7.0]
         """
-        from dlbridge.core.moves.host_views import host_view
-
-        return host_view(self)
+        return methods.host_view(self)
 
     def to_native(self) -> Any:  # the class is that of the device's ecosystem
         """Return the device ecosystem's own object over the same memory.
@@ -689,9 +644,7 @@ class Tensor(TensorMetadata):
         >>> bridge.zeros(3).to_native()
         array([0., 0., 0.], dtype=float32)
         """
-        from dlbridge.core.interfaces.native import to_native
-
-        return to_native(self)
+        return methods.to_native(self)
 
     def _forget_memory(self) -> None:
         """Drop the memory, so that every later use finds none: the tensor has expired."""

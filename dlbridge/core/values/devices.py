@@ -13,6 +13,7 @@ import sys
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from dlbridge import _methods as methods
 from dlbridge.core.public import OpenEnum, Value, public
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import ADDRESS_DEVICES, HOST_DEVICES
@@ -251,9 +252,7 @@ class Device(Value):
         The same device has the same UUID under CUDA, OpenCL and Vulkan, where its
         drivers say one. BackendUnavailable or ExchangeError if it is not here.
         """
-        from dlbridge.core.plugins.lookup import identity_of
-
-        return identity_of(self).uuid
+        return methods.identity_of(self).uuid
 
     @property
     def pci(self) -> str | None:
@@ -261,9 +260,7 @@ class Device(Value):
 
         Loads the backend. BackendUnavailable or ExchangeError if the device is not here.
         """
-        from dlbridge.core.plugins.lookup import identity_of
-
-        return identity_of(self).pci
+        return methods.identity_of(self).pci
 
     def same_device(self, backend: str) -> Device | None:
         """Return this physical device as another backend numbers it; loads both backends.
@@ -293,9 +290,7 @@ class Device(Value):
         >>> print(bridge.device("cpu").same_device("ext_dev"))
         None
         """
-        from dlbridge.core.plugins.lookup import same_device
-
-        return same_device(self, backend)
+        return methods.same_device(self, backend)
 
 
 class UnknownName(ValueError):

@@ -10,7 +10,11 @@ from dlbridge.core.interfaces import (
     array_interfaces as cuda_array,
     array_interfaces as outgoing_interface,
 )
-from dlbridge.core.interfaces.array_interfaces import describe, from_cuda_array_interface, parse
+from dlbridge.core.interfaces.array_interfaces import (
+    cuda_array_interface,
+    from_cuda_array_interface,
+    parse,
+)
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device
@@ -173,13 +177,17 @@ def test_strangers(stranger):
 def test_absent_where_cuda_cannot_reach(device):  # I1
     data = ctypes.addressof(ctypes.create_string_buffer(64))
     with pytest.raises(AttributeError, match="CUDA cannot reach it"):
-        describe(tensor(device, data=data))
+        cuda_array_interface(tensor(device, data=data))
 
 
 @pytest.mark.parametrize(("device", "stream"), [(2, 1), (3, None), (13, 1)])
 def test_present_where_it_can(device, stream):  # I1, I10
     data = ctypes.addressof(buffer := ctypes.create_string_buffer(64))
-    assert describe(tensor(device, data=data)) == {**GOOD, "data": (data, False), "stream": stream}
+    assert cuda_array_interface(tensor(device, data=data)) == {
+        **GOOD,
+        "data": (data, False),
+        "stream": stream,
+    }
     del buffer
 
 
@@ -215,7 +223,7 @@ SAYS = [
 
 @pytest.mark.parametrize(("given", "changed"), SAYS, ids=stable)
 def test_what_a_tensor_says(given, changed):
-    said = describe(tensor(**given))
+    said = cuda_array_interface(tensor(**given))
     assert said == {**GOOD, **changed}
     assert type(said["shape"]) is tuple
     assert {type(part) for part in said["shape"]} <= {int}
@@ -223,28 +231,28 @@ def test_what_a_tensor_says(given, changed):
 
 
 def test_the_address_has_the_offset():  # I5
-    assert describe(tensor()[1])["data"] == (0x7000 + 12, False)
+    assert cuda_array_interface(tensor()[1])["data"] == (0x7000 + 12, False)
 
 
 def test_a_new_dict_each_time():  # I12
     ours = tensor()
-    first = describe(ours)
+    first = cuda_array_interface(ours)
     first["shape"] = "spoilt"
-    assert describe(ours)["shape"] == (2, 3)
+    assert cuda_array_interface(ours)["shape"] == (2, 3)
 
 
 @pytest.mark.parametrize("name", ["float32x4", "int4", "uint1", "float4_e2m1fn", "handle"])
 def test_types_without_typestr(name):  # I13 I14
     with pytest.raises(AttributeError, match="typestr"):
-        describe(tensor(kind=name))
+        cuda_array_interface(tensor(kind=name))
 
 
 def test_export_toggle(monkeypatch):  # I27
-    assert describe(tensor())["stream"] == 1  # off by default
+    assert cuda_array_interface(tensor())["stream"] == 1  # off by default
     monkeypatch.setenv(outgoing_interface.EXPORT_STREAM, "0")
-    assert describe(tensor())["stream"] is None
+    assert cuda_array_interface(tensor())["stream"] is None
     monkeypatch.setenv(outgoing_interface.EXPORT_STREAM, "1")
-    assert describe(tensor())["stream"] == 1
+    assert cuda_array_interface(tensor())["stream"] == 1
     monkeypatch.setenv(outgoing_interface.EXPORT_STREAM, "banana")
     with pytest.raises(BackendUnavailable, match="EXPORT_STREAM is 'banana'; set it to 1"):
-        describe(tensor())
+        cuda_array_interface(tensor())

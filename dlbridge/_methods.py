@@ -1,0 +1,63 @@
+"""The functions that methods of `Tensor` and `Device` call in modules above them: one table.
+
+A tensor moves, prints and exports, and knows nobody who does it: it asks here, by name. So
+imports run one way, and a method loads what it needs when it is first called. Only the
+modules of the two classes use this table; others import what they need.
+"""
+
+# ruff: noqa: PLC0414 - for type checkers a re-export says `as`
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .core.api import to_device as to_device, way_to_host as way_to_host
+    from .core.interfaces.array_interfaces import (
+        array_interface as array_interface,
+        cuda_array_interface as cuda_array_interface,
+    )
+    from .core.interfaces.arrow import arrow_exporter as arrow_exporter
+    from .core.interfaces.dlpack import produce as produce
+    from .core.interfaces.native import to_native as to_native
+    from .core.interfaces.own_table import table_capsule as table_capsule
+    from .core.moves.host_views import host_view as host_view
+    from .core.moves.printing import text_of as text_of
+    from .core.plugins.lookup import identity_of as identity_of, same_device as same_device
+    from .core.tensor.array_tensor import build as build, view_resized as view_resized
+    from .core.tensor.operand import operand_of as operand_of
+    from .dask import token_of as token_of
+    from .processes.pickles import (
+        reduce as reduce,
+        tobytes as tobytes,
+        unpickle as unpickle,
+    )
+
+# The table. (The imports above are for type checkers; a test compares.)
+_FUNCTIONS = {
+    "core.api": "to_device way_to_host",
+    "core.interfaces.array_interfaces": "array_interface cuda_array_interface",
+    "core.interfaces.arrow": "arrow_exporter",
+    "core.interfaces.dlpack": "produce",
+    "core.interfaces.native": "to_native",
+    "core.interfaces.own_table": "table_capsule",
+    "core.moves.host_views": "host_view",
+    "core.moves.printing": "text_of",
+    "core.plugins.lookup": "identity_of same_device",
+    "processes.pickles": "reduce tobytes unpickle",
+    "core.tensor.array_tensor": "build view_resized",
+    "core.tensor.operand": "operand_of",
+    "dask": "token_of",
+}
+_MODULES = {name: module for module, names in _FUNCTIONS.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:  # to a type checker it would say that there is every name
+
+    def __getattr__(name: str) -> object:
+        """Load a function at its first use. It stays here: the next use is a look-up (15 ns)."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        function = getattr(importlib.import_module(f".{_MODULES[name]}", __package__), name)
+        globals()[name] = function
+        return function
