@@ -265,6 +265,17 @@ def test_what_comes_out_of_pandas_by_a_copy_is_writable_and_said():
     assert bridge.asarray(column[:0], copy=False).shape == (0,)
 
 
+def test_what_nanoarrow_calls_read_only_stays_so():
+    """Its capsules are legacy; that the memory of an Arrow array is immutable its buffer says."""
+    view = needs("nanoarrow").c_array(np.arange(4.0)).view().buffer(1)
+    tensor = bridge.asarray(view)
+    assert tensor.data_ptr() == np.frombuffer(view).ctypes.data
+    assert tensor.readonly
+    with pytest.raises(BufferError, match="read-only"):
+        bridge.copy_(view, np.zeros(4))
+    assert tensor.tolist() == [0, 1, 2, 3]
+
+
 def test_sparse_arrays_are_named():
     sparse = needs("sparse")
     x = sparse.COO(np.eye(3))

@@ -32,7 +32,7 @@ FOLDER = ROOT / ".venv-peers"
 
 # Name of the environment -> its packages, and the libraries that DLBRIDGE_EXPECT names.
 PEERS = {
-    "columns": (["polars", "pandas"], ["polars", "pandas"]),
+    "columns": (["polars", "pandas", "nanoarrow"], ["polars", "pandas", "nanoarrow"]),
     "arrays": (
         ["xarray", "dask[array]", "array-api-strict", "tinygrad", "sparse"],
         ["xarray", "dask", "array_api_strict", "tinygrad", "sparse"],

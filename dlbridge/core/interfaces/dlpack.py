@@ -40,6 +40,8 @@ from dlbridge.core.values.layout import MAX_NBYTES
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
 
+from .array_interfaces import is_marked_readonly
+
 if TYPE_CHECKING:
     from dlbridge.core.dlpack.foreign_tables import ForeignTable
 
@@ -235,7 +237,8 @@ def _import_by_method(
     return adopt(
         managed,
         origin_of(x),
-        immutable=traits.library.immutable and managed.legacy,
+        immutable=managed.legacy
+        and (traits.library.immutable or is_marked_readonly(x, source.is_host)),
         beside=x if traits.library.lends else None,
         ordered=None if use is None else (source, use),
     )

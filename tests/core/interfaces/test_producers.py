@@ -274,6 +274,64 @@ def test_a_legacy_capsule_is_writable():  # C28
     assert tensor.tolist() == FLOATS[::-1].tolist()
 
 
+class Legacy:
+    """Its capsules have no flags, so they cannot say whether the memory may be written."""
+
+    def __dlpack__(self):
+        return FLOATS.copy().__dlpack__()
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+
+FROZEN = FLOATS.copy()
+FROZEN.flags.writeable = False
+
+# nanoarrow's views of Arrow's immutable memory have a buffer (tests/peers). Before CPython 3.12 a
+# class has one only from its base.
+SAY_READONLY = [
+    type("SaysByBuffer", (Legacy, bytes), {}),
+    type("SaysByInterface", (Legacy,), {"__array_interface__": FROZEN.__array_interface__}),
+    type("SaysByFlags", (Legacy,), {"flags": FROZEN.flags}),
+]
+SAY_NOTHING = [
+    Legacy,
+    type("SaysWritable", (Legacy, bytearray), {"__array_interface__": FLOATS.__array_interface__}),
+    type("SaysWrongly", (Legacy,), {"__array_interface__": {"shape": ()}, "flags": 1}),
+    type("Fails", (Legacy,), {"flags": property(lambda _self: 1 / 0)}),
+]
+
+
+@pytest.mark.parametrize("make", SAY_READONLY)
+def test_what_a_legacy_capsule_cannot_say_another_interface_says(make):  # C28
+    for tensor in (
+        dlbridge.from_dlpack(make()),
+        dlbridge.asarray(make()),
+        dlbridge.asarray(make(), copy=False),
+        dlbridge.to_device(make(), "cpu"),
+    ):
+        assert tensor.readonly
+        with pytest.raises(BufferError, match="read-only"):
+            dlbridge.copy_(tensor, FLOATS[::-1])
+        assert tensor.tolist() == FLOATS.tolist()
+    with pytest.raises(BufferError, match="read-only"):
+        dlbridge.copy_(make(), FLOATS[::-1])
+    assert "read-only" in dlbridge.explain(make(), "cpu", like=peer("torch"))
+    assert not dlbridge.from_dlpack(make(), copy=True).readonly
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+def test_memory_of_a_gpu_whose_array_interface_says_readonly(readonly):  # C28
+    x = floats(kind=OldProducer, device=(2, 0))
+    x.__cuda_array_interface__ = {"data": (1, readonly)}
+    assert dlbridge.from_dlpack(x).readonly is readonly
+
+
+@pytest.mark.parametrize("make", SAY_NOTHING)
+def test_a_legacy_capsule_is_writable_where_no_interface_says_otherwise(make):  # C28
+    assert not dlbridge.from_dlpack(make()).readonly
+
+
 def test_a_tensor_that_is_dropped_while_an_exception_passes():  # C15
     raw = floats()
     kept = [dlbridge.from_dlpack(raw)]
