@@ -276,6 +276,20 @@ def test_what_nanoarrow_calls_read_only_stays_so():
     assert tensor.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.filterwarnings("ignore")  # that the unit is lost; that __array__ does not know copy
+@pytest.mark.parametrize("library", ["pint", "shapely"])
+def test_what_refuses_copy_false_and_shares_is_called_shared(library):
+    module = needs(library)
+    values = np.arange(4.0)
+    x = module.Quantity(values, "m") if library == "pint" else module.Point(1, 2).coords
+    assert "no copy" in bridge.explain(x, "cpu").splitlines()[0]
+    with bridge.trace() as trace:
+        result = bridge.to_device(x, "cpu")
+    assert trace.copies == 0
+    assert np.shares_memory(np.asarray(x), result.numpy())
+    assert bridge.asarray(x, copy=False).data_ptr() == result.data_ptr()
+
+
 def test_sparse_arrays_are_named():
     sparse = needs("sparse")
     x = sparse.COO(np.eye(3))

@@ -34,8 +34,8 @@ FOLDER = ROOT / ".venv-peers"
 PEERS = {
     "columns": (["polars", "pandas", "nanoarrow"], ["polars", "pandas", "nanoarrow"]),
     "arrays": (
-        ["xarray", "dask[array]", "array-api-strict", "tinygrad", "sparse"],
-        ["xarray", "dask", "array_api_strict", "tinygrad", "sparse"],
+        ["xarray", "dask[array]", "array-api-strict", "tinygrad", "sparse", "pint", "shapely"],
+        ["xarray", "dask", "array_api_strict", "tinygrad", "sparse", "pint", "shapely"],
     ),
     "mlx": (["mlx[cpu]"], ["mlx"]),
     "warp": (["warp-lang"], ["warp"]),

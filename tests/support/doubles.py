@@ -22,6 +22,22 @@ class ByMethod:
         return self.array()
 
 
+class RefusesFalse(ByMethod):
+    """As shapely's coordinates: ``__array__`` gives its own memory, and refuses ``copy=False``."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        if copy is False:
+            raise ValueError("only by a copy")
+        return self.array
+
+
+class Unasked(ByMethod):
+    """As a quantity of pint: its method does not know the keyword *copy*."""
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.array() if callable(self.array) else self.array
+
+
 class ByInterface:
     """``__array_interface__`` of *array*, with *more* in it."""
 

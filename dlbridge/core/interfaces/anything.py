@@ -110,20 +110,22 @@ def refuse_read_once(x: Any, question: str, then: str) -> None:
 def is_copied(x: Any, tensor: Tensor, device: DeviceLike | None = None) -> bool:
     """Whether `import_anything`, which has made *tensor* of *x*, has copied its elements.
 
-    That is so where copy=False is refused. The question may read *x* again, so it is for plans
-    and traces. Copies that a DLPack producer makes are its own, and not known here.
+    That is so where a second import has other memory, so the question may read *x* again: it is
+    for plans and traces. Copies that a DLPack producer makes are its own, and not known here.
     """
     if is_read_once(x):  # what was copied from a stream comes from numpy's array
         return type(x).__name__ != "PyCapsule" and tensor.origin != origin_of(x)
     if hasattr(type(x), "__dlpack__") and not _is_by_arrow(x):
         return False
+    if type(x) in _NUMBERS:
+        return True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the import has given them
         try:
-            import_anything(x, None, False, device)
+            again = import_anything(x, None, None, device)
         except unless_handler(Exception):
             return True
-    return False
+    return again.data_ptr() != tensor.data_ptr()
 
 
 def _is_by_arrow(x: Any) -> bool:
@@ -143,6 +145,10 @@ BUILTIN = frozenset({bytes, bytearray, memoryview, bool, int, float, complex, li
 """The classes of Python itself whose objects become a tensor; it is on the CPU."""
 
 
+_NUMBERS = (bool, int, float, complex, list, tuple)
+"""The classes of Python itself whose elements have no memory that a tensor could share."""
+
+
 def _from_buffer_or_numbers(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
     tensor = from_buffer(x)
     if tensor is not None:
@@ -160,7 +166,7 @@ def _values_of(x: Any) -> np.ndarray[Any, Any]:
 
 def _plain(x: Any) -> Any:
     """Python scalars and nested sequences of them; TypeError for anything else."""
-    if isinstance(x, (bool, int, float, complex, list, tuple)):
+    if isinstance(x, _NUMBERS):
         return x
     way_out = _instead_of(x)
     if way_out:

@@ -136,18 +136,26 @@ def from_array_method(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
     """The array that ``__array__`` gives; subclasses of numpy's array keep their masks."""
     import numpy as np
 
-    try:
-        array = np.asanyarray(x, copy=False if copy is False else None)
-    except (ValueError, TypeError) as exc:
-        if copy is not False:
-            raise
-        raise ExchangeError(NOTHING_TO_SHARE.format(origin_of(x))) from exc
+    array = np.asanyarray(x) if copy is not False else _asked_for_no_copy(x)
     if isinstance(array, np.ma.MaskedArray):
         raise _has_mask(x, "numpy.asanyarray(x).filled(value)")
-    if copy is False and array.size and not np.may_share_memory(array, np.asanyarray(x)):
-        # A method without the keyword copy makes one when it likes to.
+    if copy is False and array.size and not np.may_share_memory(array, _asked_for_no_copy(x)):
         raise ExchangeError(NOTHING_TO_SHARE.format(origin_of(x)))
     return np.ndarray.view(array, np.ndarray)
+
+
+def _asked_for_no_copy(x: Any) -> np.ndarray[Any, Any]:
+    """The array that ``__array__`` gives where no copy is wanted; it may be one all the same.
+
+    Methods that know the keyword make copies with it, and methods that refuse it give their own
+    memory (shapely, pint). What is shared, only the addresses of two such arrays tell.
+    """
+    import numpy as np
+
+    try:
+        return np.asanyarray(x, copy=False)
+    except unless_handler(ValueError, TypeError):
+        return np.asanyarray(x)
 
 
 def _has_mask(x: Any, way_out: str) -> ExchangeError:

@@ -446,7 +446,7 @@ def trace() -> Iterator[Trace]:
     """Record the moves that this thread makes inside the block.
 
     An object of no array library, such as a dataset in a file, may be read once more
-    for it: whether its memory was shared is found by asking with copy=False.
+    for it: where its memory was shared, a second array of it has the same address.
 
     Yields
     ------

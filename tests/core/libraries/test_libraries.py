@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from dlbridge_fake import Array
-from doubles import ByMethod, Lazy
+from doubles import ByMethod, Lazy, RefusesFalse, Unasked
 from packages import install
 from peers import peer
 from raw_producer import Producer
@@ -536,9 +536,42 @@ def test_data_that_stays_where_it_is_is_shared():
     assert bridge.asarray(Lazy(lambda: np.zeros(0)), copy=False).shape == (0,)
 
 
-def test_array_methods_that_share_are_taken_with_copy_false():
-    x = np.ones(3)
-    assert bridge.asarray(ByMethod(x), copy=False).data_ptr() == x.ctypes.data
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+@pytest.mark.parametrize("like", ["numpy", "dlbridge"])
+@pytest.mark.parametrize("kind", [ByMethod, RefusesFalse, Unasked])
+def test_array_methods_that_share_are_taken_at_their_memory(kind, like):
+    """Whatever they say to copy=False: pint and shapely refuse it, and copy nothing."""
+    values = np.ones(3)
+    x, address = kind(values), values.ctypes.data
+    assert bridge.asarray(x, copy=False).data_ptr() == address
+    for copy in (None, False):
+        with bridge.trace() as trace:
+            result = bridge.to_device(x, "cpu", copy=copy, like=like)
+        assert bridge.asarray(result).data_ptr() == address
+        assert trace.copies == 0
+        assert str(trace.plans[0]) == bridge.explain(x, "cpu", copy=copy, like=like)
+    bridge.copy_(result, np.full(3, 2.0))
+    assert values.tolist() == [2, 2, 2]
+    bridge.copy_(x, np.full(3, 3.0))
+    assert values.tolist() == [3, 3, 3]
+    with bridge.trace() as trace:
+        result = bridge.to_device(x, "cpu", copy=True, like=like)
+    assert trace.nbytes == 24
+    bridge.copy_(result, np.full(3, 4.0))
+    assert values.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("kind", [ByMethod, Unasked])
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+def test_array_methods_that_copy_are_called_so(kind):
+    x = kind(lambda: np.ones(3))
+    with pytest.raises(BufferError, match="no memory to share"):
+        bridge.asarray(x, copy=False)
+    with bridge.trace() as trace:
+        bridge.to_device(x, "cpu")
+    assert trace.nbytes == 24
+    with pytest.raises(BufferError, match="no memory to copy into"):
+        bridge.copy_(x, np.zeros(3))
 
 
 def test_columns_of_one_type():

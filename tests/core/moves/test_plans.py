@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from counting_backend import NAME
-from doubles import ByMethod, Lazy
+from doubles import ByMethod, Lazy, RefusesFalse, Unasked
 from peers import peer
 
 import dlbridge as bridge
@@ -68,20 +68,13 @@ def test_shared_memory_is_not_copied(shared):
         bridge.to_device(source[1:, 1:], ZERO, copy=False)
 
 
-class ReadsUnasked:
-    """Its method does not know the keyword *copy*."""
-
-    def __array__(self, dtype=None):
-        return values()
-
-
 COPIED = {
     "a list": (lambda: [[1.0, 2.0], [3.0, 4.0]], "builtins.list"),
     "a number": (lambda: 3.0, "builtins.float"),
     "an empty list": (list, "builtins.list"),
     "an image": (lambda: peer("PIL.Image").new("L", (4, 2)), "PIL.Image.Image"),
     "what reads": (lambda: ByMethod(values), "doubles.ByMethod"),
-    "what reads unasked": (ReadsUnasked, f"{__name__}.ReadsUnasked"),
+    "what reads unasked": (lambda: Unasked(values), "doubles.Unasked"),
     "a lazy DataArray": (lambda: Lazy(values), "xarray.core.dataarray.Lazy"),
 }
 
@@ -127,6 +120,9 @@ SHARED = {
     "a parameter": lambda: peer("torch").nn.Parameter(peer("torch").ones(3), requires_grad=False),
     "jax": lambda: peer("jax").numpy.ones(3),
     "a column": lambda: peer("pyarrow").array([1.0, 2.0]),
+    "a method": lambda: ByMethod(values()),
+    "what refuses copy=False": lambda: RefusesFalse(values()),
+    "what does not know copy=False": lambda: Unasked(values()),
 }
 
 
