@@ -28,7 +28,7 @@ from dlbridge.core.moves.transfer import STEPS, new_memory, run
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.plugins.streams import use_stream
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, make_tensor, wrap_array
-from dlbridge.core.tensor.memory import NATIVE_DTYPES
+from dlbridge.core.tensor.memory import NATIVE_DTYPES, native_dtypes
 from dlbridge.core.tensor.metadata import carrier_of
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
@@ -130,7 +130,15 @@ def _direct(cls: type, route: Route) -> Function | None:
     if of_numpy is None:
         return None
     if cls is Tensor:
-        return lambda x: None if (tensor := _download(x)) is None else of_numpy(tensor.numpy())
+        own = frozenset(native_dtypes().values())
+
+        def download(x: Any) -> Any:
+            # Elements that numpy does not have would come twice: by this way, and by the plan.
+            if (x.dtype not in own and of_numpy is not ITSELF) or (there := _download(x)) is None:
+                return None
+            return of_numpy(there.numpy())
+
+        return download
     return (lambda tensor: of_numpy(tensor.numpy())) if cls is ArrayTensor else None
 
 

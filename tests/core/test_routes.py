@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from counting_backend import NAME, counting
 from peers import peer
 
 import dlbridge as bridge
@@ -161,3 +162,18 @@ def test_classes_that_may_die_are_not_kept():
 
     bridge.to_device(np.zeros(2).view(Mine), "cpu")
     assert not any(key[0] is Mine for key in ROUTES)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "complex32"])
+def test_a_tensor_comes_from_its_device_once(name):
+    """Also if numpy does not have its type, or calls it one that torch does not take of it."""
+    torch = peer("torch")
+    x = torch.arange(64, dtype=torch.uint8).view(getattr(torch, name))
+    with counting() as plugin:
+        there = bridge.to_device(x, f"{NAME}:0")
+        plugin.log.clear()
+        back = bridge.to_device(there, "cpu", like="torch")
+        assert plugin.log == [("download", 64)]
+        del there
+    assert back.dtype == x.dtype
+    assert back.view(torch.uint8).tolist() == list(range(64))
