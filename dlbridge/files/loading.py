@@ -206,7 +206,10 @@ class TensorFile(Mapping[str, _Array]):
 
     def _load(self, entry: Entry, report: Report) -> _Array:
         tensor: Any = _place(_Way(self._source, entry, self._device, self._copy), report)
-        array: _Array = tensor if self._like is None else as_library(tensor, self._like, self._copy)
+        if self._like is not None:
+            # safetensors counts each float4, where torch, which writes such files, counts pairs.
+            tensor = as_library(tensor, self._like, self._copy, in_pairs=True)
+        array: _Array = tensor
         return array
 
     def _entry(self, name: str) -> Entry:

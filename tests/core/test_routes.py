@@ -164,7 +164,7 @@ def test_classes_that_may_die_are_not_kept():
     assert not any(key[0] is Mine for key in ROUTES)
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "complex32"])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float4_e2m1fn_x2", "complex32"])
 def test_a_tensor_comes_from_its_device_once(name):
     """Also if numpy does not have its type, or calls it one that torch does not take of it."""
     torch = peer("torch")

@@ -75,6 +75,9 @@ def test_elements_of_four_bits(tmp_path):
     found = bridge.load(tmp_path / "a.safetensors")["x"]
     assert (found.dtype, found.shape) == ("float4_e2m1fn", (2, 6))
     assert found.tobytes() == bytes(range(6))
+    theirs = bridge.load(tmp_path / "a.safetensors", like="torch")["x"]
+    assert (theirs.dtype, theirs.shape) == (tensor.dtype, (2, 3))
+    assert theirs.view(torch.uint8).tolist() == tensor.view(torch.uint8).tolist()
     bridge.save(tmp_path / "b.safetensors", {"x": found})
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
     header = {"x": {"dtype": "F4", "shape": [2, 6], "data_offsets": [0, 6]}}

@@ -16,7 +16,7 @@ from dlbridge.core.tensor.array_tensor import ArrayTensor
 from dlbridge.core.tensor.metadata import describe, has_negative_strides, numpy_type
 from dlbridge.core.tensor.operand import operand_of, require_compact
 from dlbridge.core.values.devices import CPU, Device
-from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.dtypes import DType, dtype as as_dtype
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
 
@@ -28,21 +28,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlbridge.core.tensor.tensor import Tensor
-    from dlbridge.core.values.dtypes import DType
 
     from .library import Library
 
 
-def as_library(tensor: Tensor, like: object, copy: bool | None) -> Any:
+def as_library(tensor: Tensor, like: object, copy: bool | None, *, in_pairs: bool = False) -> Any:
     """*tensor* as an array of the library *like*, over the same memory where that is safe.
 
     *copy* False forbids the copy that a library may need; True was done by the caller, so
-    here it is the same as None.
+    here it is the same as None. *in_pairs*: packed elements may become pairs of them, where the
+    library has only those (torch's float4), so that the last extent is half of what it was.
 
     ExchangeError if the library cannot have the tensor, chained to the error of
     the library; TypeError or ModuleNotFoundError if *like* is not a library.
     """
     conversion = Conversion(like, tensor.device)
+    types, pair = conversion.library.types or (), f"{tensor.dtype}x2"
+    if in_pairs and tensor.dtype.name not in types and pair in types and not tensor.is_padded:
+        tensor = tensor.view(pair)
     return conversion.run(tensor, conversion.decide(tensor, copy)[0], move)
 
 
@@ -169,7 +172,12 @@ def _check_type(library: Library, tensor: Tensor) -> None:
         numpy_type(tensor)
     if library.types is None or dtype.name in library.types:
         return
-    if dtype.is_subbyte:
+    lane = DType.of(dtype.code, dtype.bits, 1)
+    if f"{dtype}x2" in library.types:
+        way = f"t.view('{dtype}x2') is its type, which has two of them in an element"
+    elif lane.name in library.types:
+        way = f"t.view('{lane}') has each of the {dtype.lanes} numbers as an element"
+    elif dtype.is_subbyte:
         way = (
             "dlbridge.astype(t, 'float32') gives the numbers, and "
             "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) the raw codes"

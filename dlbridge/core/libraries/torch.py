@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +84,7 @@ def _refuse(x: Any) -> None:
             "the torch tensor is a ZeroTensor, which has no memory; pass torch.zeros(x.shape, "
             "dtype=x.dtype) in its place"
         )
+    _refuse_type(x)
     _refuse_without_memory(x, readonly)
     if x.requires_grad:
         raise ExchangeError("the torch tensor requires grad; pass x.detach()")
@@ -90,6 +93,33 @@ def _refuse(x: Any) -> None:
             "the torch tensor is lazily conjugated or negated, which other libraries do not "
             "see; pass x.resolve_conj().resolve_neg()"
         )
+
+
+def _refuse_type(x: Any) -> None:
+    """Types that DLPack does not have, and those that torch exports as another one."""
+    what = _type_refused(x.dtype)
+    if what:
+        raise ExchangeError(f"the torch tensor has elements of {x.dtype}, {what}")
+
+
+@lru_cache(maxsize=64)
+def _type_refused(dtype: Any) -> str:
+    """What is wrong with elements of *dtype*, and what to do; empty for others."""
+    name = str(dtype).removeprefix("torch.")
+    if _BELOW_A_BYTE.fullmatch(name):
+        # torch leaves the layout to subclasses of its tensors, and exports them as 8 bits.
+        why = "of which torch does not say whether a byte has one or several"
+    else:
+        try:
+            as_dtype(dtype)
+        except ExchangeError:
+            why = "which DLPack does not have"
+        else:
+            return ""
+    return f"{why}; pass their bytes, x.view(torch.uint8)"
+
+
+_BELOW_A_BYTE = re.compile("u?int[1-7]")
 
 
 def _refuse_without_memory(x: Any, readonly: bool) -> None:
@@ -247,7 +277,7 @@ _ANY = Library(
     check=_check,
     new_structs=True,
     keeps_types=True,
-    types=NUMPY_OWN | FLOAT8 | {"bfloat16", "complex32", "float4_e2m1fn_x2"},
+    types=NUMPY_OWN | FLOAT8 | {"bfloat16", "complex32", "float4_e2m1fnx2"},
     device_types=_DEVICES,
 )
 

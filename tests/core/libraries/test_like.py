@@ -14,6 +14,7 @@ from peers import peer
 import dlbridge
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.libraries.like import Conversion, as_library
+from dlbridge.core.libraries.lookup import KNOWN, find_description
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device
@@ -278,7 +279,7 @@ def test_jax_does_not_narrow_in_silence(kind):
     ("like", "name", "way_out"),
     [
         ("torch", "int4", "unpack_bits"),
-        ("torch", "float4_e2m1fn", "unpack_bits"),
+        ("torch", "float4_e2m1fn", "float4_e2m1fnx2"),
         ("torch", "float32x4", r"t\.view\("),
         ("torch", "float8_e3m4", "astype"),
         ("jax", "float32x4", r"t\.view\("),
@@ -294,6 +295,28 @@ def test_types_that_a_library_has_not(like, name, way_out):
         tensor = raw(name, 8)
         codes = dlbridge.unpack_bits(tensor.tobytes(), tensor.dtype, tensor.size)
         assert codes.size == tensor.size * tensor.dtype.lanes
+
+
+def test_descriptions_have_our_names_of_types():
+    """Another spelling would be a type that the library is said not to have."""
+    for library in map(find_description, KNOWN):
+        for name in (library.types or frozenset()) | library.copied_types:
+            assert dlbridge.dtype(name).name == name, library.name
+
+
+def test_elements_that_a_library_has_in_pairs_only():
+    """torch counts two float4 in a byte as one element, and jax each."""
+    peer("torch")
+    tensor = raw("float4_e2m1fn", 8)
+    with pytest.raises(ExchangeError, match=r"torch has no.*t\.view\('float4_e2m1fnx2'\)"):
+        dlbridge.to_device(tensor, "cpu", like="torch")
+    pairs = dlbridge.to_device(tensor.view("float4_e2m1fnx2"), "cpu", like="torch")
+    assert dlbridge.asarray(pairs).tobytes() == tensor.tobytes()
+    peer("jax")
+    with pytest.raises(ExchangeError, match=r"jax has no.*t\.view\('float4_e2m1fn'\)"):
+        dlbridge.to_device(pairs, "cpu", like="jax")
+    back = dlbridge.asarray(pairs).view("float4_e2m1fn")
+    assert dlbridge.to_device(back, "cpu", like="jax").shape == (8,)
 
 
 @pytest.mark.parametrize("name", ["int4", "float4_e2m1fn", "float4_e2m1fn_x2", "float32x4"])
