@@ -31,13 +31,19 @@ from dlbridge.core.dlpack.capsules import Received, read_managed
 from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import HARMLESS, address_in, immortal
 from dlbridge.core.interfaces.dlpack import as_tensor
 from dlbridge.core.interfaces.native import import_native, is_of_backend
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import library_of
-from dlbridge.core.libraries.torch import is_readonly_torch, plain_torch
+from dlbridge.core.libraries.torch import (
+    LOWEST_USUAL,
+    is_readonly_torch,
+    plain_torch,
+    refuse_hidden,
+)
 from dlbridge.core.tensor.exchange import adopt, order_consumer, own_export_of
 from dlbridge.core.tensor.memory import access
 from dlbridge.core.tensor.metadata import carrier_of, memory_of
@@ -66,6 +72,11 @@ _MANAGED: Final = DLDeviceType.kDLCUDAManaged
 _DEVICE: Final = (
     ffi.offsetof("DLManagedTensorVersioned", "dl_tensor") + ffi.offsetof("DLTensor", "device")
 ) // 4
+# The high half of its data, and of the addresses that ask for a closer look.
+_HIGH_OF_DATA: Final = (
+    ffi.offsetof("DLManagedTensorVersioned", "dl_tensor") + ffi.offsetof("DLTensor", "data")
+) // 4 + (sys.byteorder == "little")
+_LOWEST_HIGH: Final = LOWEST_USUAL >> 32
 # With addresses as integers, which come and go: 0.3 us less than casting each.
 _from_dlpack = ffi.cast(
     "int(*)(intptr_t, int32_t, int32_t, intptr_t *)",
@@ -183,7 +194,13 @@ def _table_packer(
             owner = table.receive(value)
         except BufferError:
             return _pack_producer(value, keep)
+        except unless_handler(Exception):
+            if torchs is not None:
+                refuse_hidden(value)  # what torch hides, in words for users
+            raise
         head = ffi.cast(_WORDS, owner.managed_address)
+        if torchs is not None and 0 <= head[_HIGH_OF_DATA] < _LOWEST_HIGH:
+            refuse_hidden(value)  # NULL, perhaps with an offset
         if head[_FLAGS] & FLAG_READ_ONLY and not (declared or keep.reading):
             raise _read_only(value)
         device_type, device_id = head[_DEVICE], head[_DEVICE + 1]
@@ -205,10 +222,7 @@ def _check_not_lazy(value: Any, *, declared: bool) -> None:
     # A gradient does not hinder reading the memory; a lazy sign or conjugation does.
     plain = plain_torch(value) if declared else value
     if plain.is_conj() or plain.is_neg():
-        raise ExchangeError(
-            "the torch tensor is lazily conjugated or negated, which a kernel does not see; "
-            "pass x.resolve_conj().resolve_neg()"
-        )
+        refuse_hidden(value)
 
 
 def native_rule(cls: type) -> Packer | None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from doubles import ByInterface, ByMethod
 from peers import peer
-from scripts import run_script
+from scripts import SCENES, run_script
 
 import dlbridge as bridge
 
@@ -45,6 +45,35 @@ def test_torch_lazy_signs():  # X16
     refused(torch.ones(3).bfloat16()._neg_view(), "resolve_neg")
     assert bridge.from_dlpack(x.conj().resolve_conj()).tolist() == [1 - 2j, 3 + 4j]
     assert bridge.from_dlpack(x.conj().imag.resolve_neg()).tolist() == [-2, 4]
+
+
+@pytest.mark.parametrize("scene", ["refuse_all", "accept_all"])
+def test_what_torch_hides_by_every_way_in(scene):
+    """In a process of its own: NULL with an offset, and NULL in a compiled function, ended it."""
+    peer("torch")
+    peer("tvm_ffi")
+    imported = ("numpy", "torch", "whole_core")
+    run_script(SCENES / "run.py", "torch_states", scene, imported=imported)
+
+
+def test_a_torch_storage_that_was_made_smaller():
+    """The ways that ask all questions see it; for the others it is on the page of hazards."""
+    torch = peer("torch")
+    for offset, left in ((0, 8), (4, 16), (4, 20)):
+        x = torch.ones(16)[offset:8]
+        x.untyped_storage().resize_(left)
+        with pytest.raises(BufferError, match=rf"was freed: it has {left} bytes.*to byte 32 of it"):
+            bridge.from_dlpack(x, copy=True)
+    x = torch.ones(16)[4:8]
+    x.untyped_storage().resize_(32)
+    assert bridge.from_dlpack(x, copy=True).tolist() == [1, 1, 1, 1]
+
+
+def test_torch_says_itself_why_it_gives_no_address():
+    torch = peer("torch")
+    x = torch.ones(4)
+    torch._C._set_throw_on_mutable_data_ptr(x)
+    refused(x, "does not give the address of the tensor's memory: Cannot access data pointer")
 
 
 def test_torch_subclasses():
