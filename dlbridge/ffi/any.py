@@ -65,6 +65,9 @@ class Temporaries(list[Any]):
     reading = False
     """Whether the callee is known to read only, so that read-only tensors may be passed."""
 
+    checking = False
+    """Whether `own` may refuse an object, and is to see those of the tvm_ffi package, too."""
+
     def on_device(self, device_type: int, device_id: int, stream: Callable[[], int | None]) -> None:
         """Note that an argument lies on a device, whose work goes to ``stream()``."""
         self.streams = [*(self.streams or ()), (device_type, device_id, stream)]

@@ -750,13 +750,32 @@ def fast_call() -> Callable[..., Any]:
     return made
 
 
-def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
+def call_keeping(function: Any, arguments: Sequence[Any], keep: Temporaries) -> Any:
+    """Call the Function *function*, whose arguments *keep* looks at."""
+    try:
+        words, first, result = pack_frame(arguments, keep)
+        call_c = partial(on_streams, keep.streams) if keep.streams else _CALL
+        passed = function._pointer, first, len(arguments), result
+        return unpack(*perform(words, call_c, *passed))
+    except BaseException as error:
+        name_argument(error, arguments)
+        raise
+
+
+def bind(
+    function: Handle,
+    bound: list[Any],
+    *,
+    silent: bool,
+    keeping: Callable[[], Temporaries] = Temporaries,
+) -> BoundCall:
     """The closure behind `Function.bind`; its cells are the prepared call.
 
-    *silent*: the function is known to return nothing, so no result is looked at.
+    *silent*: the function is known to return nothing, so no result is looked at. *keeping* makes
+    what looks at the arguments.
     """
     memory = new_memory(0)
-    packed: Any = [*_pack(function, bound, memory[2])]
+    packed: Any = [*_pack(function, bound, memory[2], keeping())]
     replacing = shared_lock()
     inside = [False]  # whether this thread, which has the lock, is replacing already
 
@@ -776,7 +795,7 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
             try:
                 changed = [*bound]
                 changed[index] = value
-                packed[:] = _pack(function, changed, memory[2])
+                packed[:] = _pack(function, changed, memory[2], keeping())
                 bound[:] = changed
             finally:
                 inside[0] = False
@@ -786,14 +805,13 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
 
 
 def _pack(
-    function: Handle, bound: list[Any], result: Any
+    function: Handle, bound: list[Any], result: Any, keep: Temporaries
 ) -> tuple[tuple[Any, Any, int, Any], Callable[..., int], tuple[Any, ...]]:
     """What a bound call passes (in a tuple: 30 ns less for each call), to what, and its owners.
 
     The third is kept by plain references: the collector has `ffi.gc` give up what it
     keeps before the finalizers of a cycle, which may make the call.
     """
-    keep = Temporaries()
     try:
         words, first, _result = pack_frame(bound, keep)
     except ExchangeError as exc:

@@ -17,10 +17,10 @@ from dlbridge.errors import ExchangeError
 
 from ._lib import C, address, destructor, ffi, py
 from .any import HEADER, ByteArray, Temporaries, made, new_place, pack, release, view
-from .calls import BoundCall, ask, bind, fast_call, look_up
+from .calls import BoundCall, ask, bind, call_keeping, fast_call, look_up
 from .errors import raised, set_raised, untaken
 from .objects import Object, handle_of, with_owner, wrap
-from .tensors import converter, readonly
+from .tensors import OfOneDevice, converter, readonly
 
 if TYPE_CHECKING:
     import inspect
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from dlbridge.core.values.devices import Device
     from dlbridge.typing import SupportsDLPack
 
     from .any import Handle
@@ -312,8 +313,9 @@ class Function(Object):
     3
     """
 
-    __slots__ = ("_metadata", "_name", "_pointer")
+    __slots__ = ("_device", "_metadata", "_name", "_pointer")
 
+    _device: Device  # of a `DeviceFunction` only
     _pointer: Any
     _name: str  # for people: not set where nobody said one
     _metadata: Mapping[str, Any] | str  # not parsed yet
@@ -381,7 +383,12 @@ class Function(Object):
         handle = handle_of(self)
         if not ffi.cast("TVMFFIFunctionCell *", handle + HEADER).safe_call:
             _say_null()
-        return bind(handle, list(arguments), silent=returns_none(self.metadata))
+        silent = returns_none(self.metadata)
+        return bind(handle, list(arguments), silent=silent, keeping=self._keeping)
+
+    def _keeping(self) -> Temporaries:
+        """What keeps, and looks at, what the arguments of a bound call need."""
+        return Temporaries()
 
     # A function that returns no tensor gains nothing by `like`: the types say tensors.
     @overload
@@ -539,6 +546,20 @@ class KeywordFunction(Function):
         return bound.args
 
 
+class DeviceFunction(KeywordFunction):
+    """A function of a module that was loaded for a device: tensors of others are refused."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, with arguments by place or, where it has names for them, by name."""
+        arguments = self._in_order(args, kwargs) if kwargs else args
+        return call_keeping(self, arguments, self._keeping())
+
+    def _keeping(self) -> Temporaries:
+        return OfOneDevice(self._device, getattr(self, "_name", "a function"))
+
+
 def _converted(value: Any, convert: Callable[[Any], Any], above: tuple[Any, ...] = ()) -> Any:
     """*value* with its tensors converted; a container with such inside as one of Python's own.
 
@@ -561,13 +582,22 @@ def _converted(value: Any, convert: Callable[[Any], Any], above: tuple[Any, ...]
     return found if isinstance(value, MutableSequence) else tuple(found)
 
 
-def described(function: Function, metadata: Mapping[str, Any] | str, name: str = "") -> Function:
+def described(
+    function: Function,
+    metadata: Mapping[str, Any] | str,
+    name: str = "",
+    device: Device | None = None,
+) -> Function:
     """*function*, which knows its metadata, and takes keywords if that names them.
 
-    Metadata as text (JSON) is parsed when it is asked for. *name* is for its repr.
+    Metadata as text (JSON) is parsed when it is asked for. *name* is for its repr; of another
+    device than *device*, if given, no tensors are passed to it.
     """
     function._metadata = metadata
     function._name = name
+    if device is not None:
+        function._device = device
+        function.__class__ = DeviceFunction
     if type(function) is Function and "arg_names" in metadata:
         function.__class__ = KeywordFunction
     return function

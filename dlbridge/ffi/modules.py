@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import immortal
+from dlbridge.core.values.devices import device as as_device
 from dlbridge.core.values.text import did_you_mean
 
 from . import functions
@@ -22,6 +23,8 @@ from .objects import Object
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from dlbridge.typing import DeviceLike
 
     from .containers import Array
 
@@ -113,7 +116,9 @@ class Module(Object):
         return self.main(*args)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *vars(self), *self._exported()} - {"_path", "_names"})
+        return sorted(
+            {*super().__dir__(), *vars(self), *self._exported()} - {"_device", "_names", "_path"}
+        )
 
     def __repr__(self) -> str:
         file = vars(self).get("_path")
@@ -168,7 +173,8 @@ class Module(Object):
             raise AttributeError(_no_function(name, self._exported()), name=name, obj=self)
         file = vars(self).get("_path")
         shown = name if file is None else f"{name} of {file.name}"
-        return described(function, self.get_function_metadata(name, query_imports) or {}, shown)
+        metadata = self.get_function_metadata(name, query_imports) or {}
+        return described(function, metadata, shown, vars(self).get("_device"))
 
     def implements_function(self, name: str, query_imports: bool = False) -> bool:
         """Whether the module has the function *name*.
@@ -357,7 +363,12 @@ class Module(Object):
         return ModulePropertyMask.COMPILATION_EXPORTABLE in self.get_property_mask()
 
 
-def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) -> Module:
+def load_module(
+    path: str | os.PathLike[str],
+    keep_module_alive: bool = True,
+    *,
+    device: DeviceLike | None = None,
+) -> Module:
     """The module in a shared library, or in another kind of file that has a loader.
 
     Parameters
@@ -367,11 +378,17 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
     keep_module_alive : bool
         Whether it stays loaded for the life of the process: code in it frees the
         objects that its functions return.
+    device : DeviceLike, optional
+        The kind of device that its functions work on, such as ``"cpu"``; the number of the
+        device does not matter. Tensors on others are then refused, also those in lists and
+        containers, which costs a call some time. None: every tensor is passed, and a function
+        that is given another device's must check that itself.
 
     Returns
     -------
     Module
-        Its functions are attributes.
+        Its functions are attributes. With *device* they raise ExchangeError, a BufferError,
+        for a tensor that they cannot reach.
 
     Raises
     ------
@@ -388,6 +405,7 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
     """
     from pathlib import Path
 
+    works_on = None if device is None else as_device(device)
     file = Path(path)
     if file.exists():
         file = file.absolute()  # the system's loader looks for a bare name elsewhere
@@ -401,6 +419,8 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
             raise _no_file(file, "; the system's loader does not find it, either") from exc
         raise RuntimeError(_why_not(file, exc)) from exc
     vars(module)["_path"] = file  # for the repr of the module and of its functions
+    if works_on is not None:
+        vars(module)["_device"] = works_on
     if keep_module_alive:
         ask("ffi.ModuleGlobalsAdd", module)
     return module

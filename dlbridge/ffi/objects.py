@@ -278,12 +278,15 @@ MAX_DEPTH: Final = 2000
 """Levels that are passed on to C++: a tenth of what was seen to crash with 8 MiB of stack."""
 
 
-def pack_peer(value: Any, _keep: Temporaries) -> tuple[int, int]:
+def pack_peer(value: Any, keep: Temporaries) -> tuple[int, int]:
     """An object of the tvm_ffi package; ValueError if it was moved away."""
     handle = value.__chandle__()
     if not handle:
         raise ValueError(f"the {type(value).__name__} was moved into a call and is empty now")
-    return native_type_index(handle), handle
+    index = native_type_index(handle)
+    if keep.checking:
+        keep.own(index, handle)  # an int: the reference is the peer's
+    return index, handle
 
 
 def _parts(value: Any) -> list[Any]:

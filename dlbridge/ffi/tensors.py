@@ -50,9 +50,20 @@ from dlbridge.core.tensor.metadata import carrier_of, memory_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.protocol import HOST_DEVICES
 
 from ._lib import C, address, destructor, ffi
-from .any import HEADER, Handle, WeakTable, defines, lent_numpy, lent_torch, pack, untrack
+from .any import (
+    HEADER,
+    Handle,
+    Temporaries,
+    WeakTable,
+    defines,
+    lent_numpy,
+    lent_torch,
+    pack,
+    untrack,
+)
 from .errors import raised
 from .objects import Argument, pack_opaque
 
@@ -62,7 +73,7 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.memory import Memory
     from dlbridge.typing import SupportsDLPack
 
-    from .any import Packer, Temporaries, Work
+    from .any import Packer, Work
 
 
 _TENSOR: Final[int] = C.kTVMFFITensor
@@ -495,6 +506,47 @@ _torchs_work: dict[int, Work] = {}
 """Word of a DLTensor that says the device -> what `Temporaries.streams` has of torch's there."""
 
 _TYPE_AND_NUMBER: Final = struct.Struct("=ii")
+
+
+_DEVICE_OF_OBJECT: Final = HEADER + ffi.offsetof("DLTensor", "device")
+
+
+class OfOneDevice(Temporaries):
+    """Temporaries of a call that takes tensors of one kind of device only."""
+
+    checking = True
+
+    def __init__(self, device: Device, function: str) -> None:
+        super().__init__()
+        self._device, self._function = device, function
+
+    def own(self, index: int, handle: Handle) -> tuple[int, Handle]:
+        """As above; ExchangeError for a tensor that the function cannot reach."""
+        if index == _TENSOR:
+            at = ffi.cast("DLDevice *", handle + _DEVICE_OF_OBJECT)
+            where, wanted = Device.of(at.device_type, at.device_id), self._device
+            if where.type not in _REACHED.get(wanted.type, (wanted.type,)):
+                raise ExchangeError(_of_another(where, wanted, self._function))
+        return super().own(index, handle)
+
+
+_REACHED: Final[dict[int, frozenset[int]]] = {
+    **dict.fromkeys(HOST_DEVICES, HOST_DEVICES),
+    DLDeviceType.kDLCUDA: frozenset(
+        {DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDAManaged}
+    ),
+    DLDeviceType.kDLROCM: frozenset({DLDeviceType.kDLROCM, DLDeviceType.kDLROCMHost}),
+}
+"""Device type -> those whose memory its functions reach, where there are others."""
+
+
+def _of_another(where: Device, wanted: Device, function: str) -> str:
+    view = ", or inside x.host_view()" if wanted.is_host else ""
+    return (
+        f"a tensor on {where} cannot be passed to {function}: its module was loaded for {wanted}, "
+        f"where that memory is not; pass a copy, dlbridge.to_device(x, '{wanted}'){view}. "
+        "What the function writes into a copy goes back by dlbridge.copy_(x, copy)"
+    )
 
 
 class ReadOnlyArgument(Argument):

@@ -6,9 +6,12 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from building import KERNELS, build
+from peers import peer
 
+import dlbridge as bridge
 from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi.modules import ModulePropertyMask
@@ -267,3 +270,77 @@ def test_a_library_whose_file_is_gone_is_asked_for_names_too(plain_library, tmp_
 def test_a_module_without_a_file_names_no_functions():
     with pytest.raises(AttributeError, match=r"no symbol __tvm_ffi_nothing_at_all$"):
         ffi.system_lib()["nothing_at_all"]
+
+
+# Modules that are loaded for a device -----------------------------------------------------
+
+
+def test_a_module_for_the_host_refuses_tensors_of_a_device(plain_library):
+    module = ffi.load_module(plain_library, device="cpu")
+    there, here = bridge.ones(3, device="ext_dev:0"), bridge.ones(3)
+    match = r"on ext_dev:0 cannot be passed to main of .*to_device\(x, 'cpu:0'\).*x\.host_view"
+    wrong = [
+        [there],
+        [1, here, there],
+        [[here, there]],
+        [{"x": [there]}],
+        [ffi.Array([there])],
+        [ffi.convert({"x": there})],
+        [1, 2, 3, 4, 5, 6, there],
+        [ffi.readonly(there)],
+    ]
+    for function in (module.main, module["main"], module.get_function("main")):
+        for arguments in wrong:
+            with pytest.raises(BufferError, match=match):
+                function(*arguments)
+            with pytest.raises(BufferError, match=match):
+                function.bind(*arguments)
+        with pytest.raises(BufferError, match=match):
+            function.reading()(there)
+        step = function.bind(here)
+        with pytest.raises(BufferError, match=match):
+            step.replace(0, there)
+        assert step() == 1001
+    with pytest.raises(BufferError, match=match):
+        module(there)
+    assert module.main(here, here.numpy(), [here]) == 1003
+    assert module.main() == 1000
+    assert module.main(*range(9)) == 1009
+    assert module.twice(x=4) == module.twice(4) == 8
+    with pytest.raises(TypeError, match="the function takes"):
+        module.twice(y=4)
+    with pytest.raises(ValueError, match="the kernel said no"):
+        module.fails(here)
+
+
+def test_a_module_for_a_device_refuses_the_hosts_tensors(plain_library):
+    module = ffi.load_module(plain_library, device="ext_dev:0")
+    there, here = bridge.ones(3, device="ext_dev:0"), bridge.ones(3)
+    for argument in (here, np.ones(3), [here], ffi.Array([there, here])):
+        with pytest.raises(BufferError, match=r"on cpu:0 .*to_device\(x, 'ext_dev:0'\)\. What"):
+            module.main(argument)
+    assert module.main(there, [there], 5, "text") == 1004
+
+
+def test_a_module_without_a_device_takes_what_it_gets(plain_library):
+    there = bridge.ones(3, device="ext_dev:0")
+    host = ffi.load_module(plain_library, device="cpu")
+    plain = ffi.load_module(plain_library)
+    assert plain.main(there) == 1001
+    with pytest.raises(BufferError, match="loaded for cpu:0"):
+        host.main(there)
+    assert type(plain.main) is ffi.Function
+    assert "_device" not in dir(host)
+    with pytest.raises(ValueError, match="nowhere"):
+        ffi.load_module(plain_library, device="nowhere:0")
+
+
+def test_tensors_of_tvm_ffi_are_looked_at(plain_library):
+    tvm_ffi = peer("tvm_ffi")
+    module = ffi.load_module(plain_library, device="cpu")
+    here = tvm_ffi.from_dlpack(bridge.ones(3))
+    there = tvm_ffi.from_dlpack(bridge.ones(3, device="ext_dev:0"))
+    assert module.main(here, [here], tvm_ffi.Array([here])) == 1003
+    for argument in (there, [there], tvm_ffi.Array([there])):
+        with pytest.raises(BufferError, match="loaded for cpu:0"):
+            module.main(argument)
