@@ -1,4 +1,4 @@
-"""Exceptions of signal handlers at any instruction: nothing is lost, nothing is freed twice."""
+"""Exceptions at any instruction, of signal handlers, for want of memory or of a trace function: nothing is lost, nothing is freed twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from peers import peer
-from scripts import run_script
+from scripts import run_scene, run_script
 
 BEGIN = """
 import gc, signal
@@ -89,6 +89,12 @@ def test_an_interruption_leaves_nothing_behind(name, exception):
         peer("tvm_ffi")
     out = run(f"{BEGIN}EXCEPTION = {exception}{WORK[name]}{END}")
     assert set(out.split()) == {"0"}
+
+
+def test_each_allocation_fails_once():
+    """The tensor of a capsule was lost; and a MemoryError arrived as an ArgumentError of ctypes."""
+    pytest.importorskip("_testcapi", reason="CPython's own tests are not installed")
+    assert run_scene("cut_off.cut_off", "allocations", 500) == ""
 
 
 def half_made_classes():

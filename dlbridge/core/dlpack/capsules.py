@@ -8,11 +8,17 @@ from __future__ import annotations
 import ctypes
 import sys
 from functools import cache
+from itertools import chain
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.implementation_details.python_api import address_in, immortal, python_api
+from dlbridge.core.implementation_details.python_api import (
+    address_in,
+    immortal,
+    python_api,
+    undisguised,
+)
 from dlbridge.core.values.dtypes import NUMPY_OWN, dtype
 from dlbridge.core.values.layout import MAX_NBYTES
 from dlbridge.core.values.text import with_article
@@ -75,7 +81,7 @@ class ManagedTensor:
         self.address = address
         self.fields = fields
         self.legacy = legacy
-        self._owned: list[Any] = []  # the capsule that calls the deleter
+        self._owned: list[Any] = []  # at its end the capsule that calls the deleter
 
     def take_over(self, *steps: Iterator[object]) -> None:
         """Own the struct; *steps*, functions of C, make its former owner forget it.
@@ -90,13 +96,20 @@ class ManagedTensor:
         """
         name, destructor = _owner_of(self.legacy)
         owner = map(new_capsule, (self.address,), (name,), (destructor,))
-        self._owned.extend(zip(*steps, owner, strict=True))
+        try:
+            self._owned.extend(chain(zip(*steps, strict=True), owner))
+        except BaseException as exc:
+            if steps and len(self._owned) == 1:  # there was no memory for the owner
+                self._owned.append(new_capsule(self.address, name, destructor))
+            if isinstance(exc, ctypes.ArgumentError):
+                raise undisguised(exc) from None
+            raise
         if not _pointer_at(self.address + _DELETER_OFFSETS[self.legacy]):
             self.disown()
 
     def disown(self) -> None:
         """Leave the struct to its former owner: the deleter is not called."""
-        for *_, capsule in self._owned:
+        for capsule in self._owned[-1:]:
             _set_destructor(capsule, None)
 
 
@@ -145,6 +158,8 @@ def open_capsule(capsule: object) -> ManagedTensor:
         managed.take_over(map(get_pointer, (capsule,), (name,)), map(set_name, (capsule,), (used,)))
     except ValueError as exc:
         raise ExchangeError(_why_no_tensor(capsule)) from exc
+    except ctypes.ArgumentError as exc:
+        raise undisguised(exc) from None
     try:
         managed.fields = read_fields(managed.address, legacy)
     except ExchangeError:

@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.implementation_details.ends import at_exit
-from dlbridge.core.implementation_details.python_api import HARMLESS, address_in, immortal
+from dlbridge.core.implementation_details.python_api import (
+    HARMLESS,
+    address_in,
+    immortal,
+    undisguised,
+)
 from dlbridge.core.values.devices import plain_number
 from dlbridge.errors import ExchangeError
 
@@ -111,7 +116,10 @@ class OwnExport:
 
     def release(self) -> int:
         """Give the struct to the caller: its address."""
-        set_name(self._capsule, USED_CURRENT)
+        try:
+            set_name(self._capsule, USED_CURRENT)
+        except ctypes.ArgumentError as exc:
+            raise undisguised(exc) from None
         return self.managed_address
 
 
@@ -159,9 +167,13 @@ _kinds = {True: _Kind(VERSIONED_POINTER, CURRENT), False: _Kind(LEGACY_POINTER, 
 def _lend(capsule: object, image: Image, versioned: bool) -> object:
     """A capsule with a struct of its own; numpy's *capsule* owns the memory."""
     kind = _kinds[versioned]
-    if not kind.destructor:
-        kind.destructor = get_destructor(capsule)
-    new = ffi.new(kind.type, ffi.cast(kind.type, get_pointer(capsule, kind.name))[0])
+    try:
+        if not kind.destructor:
+            kind.destructor = get_destructor(capsule)
+        theirs = get_pointer(capsule, kind.name)
+    except ctypes.ArgumentError as exc:
+        raise undisguised(exc) from None
+    new = ffi.new(kind.type, ffi.cast(kind.type, theirs)[0])
     described = ffi.buffer(new)
     if versioned:
         image.describe(described, kind.deleter)
@@ -175,8 +187,10 @@ def _lend(capsule: object, image: Image, versioned: bool) -> object:
     try:
         _loans.add(loan)
         return new_capsule(address, kind.name, kind.destructor)
-    except BaseException:
+    except BaseException as exc:
         _loans.discard(address)
+        if isinstance(exc, ctypes.ArgumentError):
+            raise undisguised(exc) from None
         raise
 
 

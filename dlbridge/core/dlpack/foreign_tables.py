@@ -13,7 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.implementation_details.python_api import decrement_references
+from dlbridge.core.implementation_details.python_api import decrement_references, undisguised
 
 from .capsules import ManagedTensor, Received, capsule_pointer
 from .structs import DLPACK_VERSION
@@ -76,7 +76,11 @@ class ForeignTable:
     def receive(self, x: object) -> Received:
         """`export`, as a struct that is not read yet."""
         received = Received()
-        if self._from_py_object(x, received.address) != 0 or not received.managed_address:
+        try:
+            failed = self._from_py_object(x, received.address) != 0
+        except ctypes.ArgumentError as exc:
+            raise undisguised(exc) from None
+        if failed or not received.managed_address:
             raise BufferError(f"{type(x).__name__}: its exchange table failed without an error")
         return received
 

@@ -25,6 +25,20 @@ HARMLESS: Final[int] = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_v
 """The address of a function that does nothing to its argument, also after Python has ended."""
 
 
+def undisguised(error: ctypes.ArgumentError) -> Exception:
+    """The exception to raise for *error*, which ctypes raises whatever comes while it converts.
+
+    Of the first exception it keeps the text only: that of a function that got no memory for an
+    argument is "argument 1: MemoryError: ".
+    """
+    text = str(error)
+    if "MemoryError" in text:
+        return MemoryError("no memory for an argument of a C function")
+    if "RecursionError" in text:
+        return RecursionError("maximum recursion depth exceeded")
+    return error
+
+
 def increment_references(thing: object) -> None:
     """Add a reference to *thing*, which C owns from now on."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

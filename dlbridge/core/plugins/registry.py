@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge import protocol
 from dlbridge.core.implementation_details.handlers import is_from_handler
-from dlbridge.core.implementation_details.python_api import increment_references
+from dlbridge.core.implementation_details.python_api import increment_references, undisguised
 from dlbridge.core.public import public, typed
 from dlbridge.core.values.devices import type_names
 from dlbridge.core.values.text import did_you_mean
@@ -441,9 +441,7 @@ class Plugin:
         """Raise what *exc*, which left *member*, is among dlbridge's errors."""
         try:
             text = f"backend {self.name!r} failed in {member}: {type(exc).__name__}: {exc}"
-            # ctypes tells the exception of an argument by the name of its class only.
-            in_ctypes = isinstance(exc, ArgumentError) and "MemoryError" in str(exc)
-            if in_ctypes or isinstance(exc, MemoryError):
+            if isinstance(undisguised(exc) if isinstance(exc, ArgumentError) else exc, MemoryError):
                 raise DeviceMemoryError(text) from exc
             raise BackendError(f"{text}; report it to {owner(self.name) or 'its authors'}") from exc
         finally:

@@ -1,0 +1,82 @@
+"""Allocations that fail, and trace functions that raise, one by one through what the core does."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from doubles import OneCapsule
+from failures import Found, failing_allocations, failing_lines
+
+import dlbridge as bridge
+from dlbridge.core.dlpack.exports import _loans
+from dlbridge.core.interfaces import own_table
+
+FOLDERS = (str(Path(bridge.__file__).parent),)
+
+memory, other = np.arange(8, dtype="f4"), np.zeros(8, "f4")
+locked = memory[...]
+locked.flags.writeable = False
+ours, into = bridge.from_dlpack(memory), bridge.from_dlpack(other)
+there = bridge.to_device(memory, "ext_dev:0")
+small = bridge.zeros(5, "bfloat16")
+
+
+WORK: dict[str, Any] = {
+    "from numpy": lambda: bridge.from_dlpack(memory),
+    "from numpy, read-only": lambda: bridge.from_dlpack(locked),
+    "from a capsule": lambda: bridge.from_dlpack(OneCapsule(small.__dlpack__())),
+    "from one of ours": lambda: bridge.from_dlpack(ours),
+    "to numpy": lambda: np.from_dlpack(ours),
+    "a capsule": lambda: ours.__dlpack__(max_version=(1, 3)),
+    "a legacy capsule": ours.__dlpack__,
+    "a struct of our own": lambda: small.__dlpack__(max_version=(1, 3)),
+    "asarray": lambda: bridge.asarray(memory),
+    "a list": lambda: bridge.asarray([1.0, 2.0]),
+    "empty": lambda: bridge.empty(3, "bfloat16"),
+    "copy": lambda: bridge.to_device(memory, "cpu", copy=True),
+    "to a device": lambda: bridge.to_device(memory, "ext_dev:0"),
+    "from a device": lambda: bridge.to_device(there, "cpu"),
+    "as numpy": lambda: bridge.to_device(there, "cpu", like="numpy"),
+    "copy into": lambda: bridge.copy_(into, ours),
+    "copy into a device": lambda: bridge.copy_(there, ours),
+    "a view": lambda: there[2:5],
+    "values": there.tolist,
+    "pickles": lambda: pickle.loads(pickle.dumps(ours)),
+    "an export by the table": lambda: _lend(ours),
+}
+
+
+def _lend(tensor: Any) -> None:
+    from dlbridge.core.dlpack.foreign_tables import table_of
+
+    table = table_of(bridge.Tensor)
+    assert table
+    table.receive(tensor)
+
+
+def _living() -> list[int]:
+    counts = [sys.getrefcount(each) for each in (memory, other, locked, ours, into, there, small)]
+    plugins = [bridge.backend(name).live_allocations() for name in ("cpu", "ext_dev")]
+    return [*counts, *plugins, len(_loans), len(own_table._lent)]
+
+
+def cut_off(how: str, least: str, *names: str) -> None:
+    """Do each of the works with each of its failures; print what was wrong.
+
+    *least*: so many failures there are to be in all.
+    """
+    found = Found()
+    for name in names or WORK:
+        before = len(found.wrong)
+        if how == "allocations":
+            failing_allocations(WORK[name], _living, found)
+        else:
+            failing_lines(WORK[name], _living, FOLDERS, found)
+        for wrong in found.wrong[before:]:
+            print(f"{name}, {wrong}")
+    assert found.failed >= int(least), found.failed
+    assert found.rises * 10 < found.failed, (found.rises, found.failed)

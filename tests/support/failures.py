@@ -1,0 +1,136 @@
+"""Work that is cut off at each place in turn: by an allocation that fails, or by a trace function.
+
+`failing_allocations` and `failing_lines` do the work once for each place, and note what was wrong
+afterwards. They are for processes of their own, which may crash.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Look = Callable[[], list[int]]
+
+ENOUGH = 40
+"""So many turns in which nothing fails: the work makes no further allocation, or has no more lines."""
+
+OTHERS = (
+    "without exception set",  # CPython, at a call
+    "without setting an exception",
+    "can't allocate lock",
+    "an exception that cannot be described",  # of a callback, where the description was cut off
+    "its exchange table failed without an error",
+)
+"""Errors that are as good as the expected one."""
+
+
+class Cut(BaseException):
+    """What a trace function raises: as a KeyboardInterrupt, no failure of the work."""
+
+
+@dataclass
+class Found:
+    """What the turns of some works have shown."""
+
+    failed: int = 0
+    wrong: list[str] = field(default_factory=list)
+    rises: int = 0
+    """Turns after which more references were counted, and none fewer.
+
+    Destructors that are cut off give nothing up; and CPython before 3.13 loses the arguments of a
+    call for which a cell gets no memory (``def f(x): return lambda: x`` shows it).
+    """
+
+
+def failing_allocations(work: Callable[[], object], look: Look, found: Found) -> None:
+    """Do *work* again and again, with one more allocation before the one that fails.
+
+    The error is to be a MemoryError, where the work cannot do without the memory; and nothing that
+    *look* counts is to be less afterwards.
+    """
+    from _testcapi import remove_mem_hooks, set_nomemory
+
+    def turn(number: int) -> BaseException | None:
+        set_nomemory(number, number + 1)
+        try:
+            work()
+        except BaseException as error:
+            remove_mem_hooks()
+            return error
+        remove_mem_hooks()
+        return None
+
+    _each(turn, work, look, MemoryError, found)
+
+
+def failing_lines(
+    work: Callable[[], object], look: Look, folders: tuple[str, ...], found: Found
+) -> None:
+    """The same for a trace function that raises before one line, then another, of files in *folders*."""
+
+    def turn(number: int) -> BaseException | None:
+        left = number
+
+        def local(_frame: Any, event: str, _argument: object) -> Any:
+            nonlocal left
+            if event == "line":
+                left -= 1
+                if left < 0:
+                    sys.settrace(None)
+                    raise Cut
+            return local
+
+        def trace(frame: Any, _event: str, _argument: object) -> Any:
+            return local if frame.f_code.co_filename.startswith(folders) else None
+
+        sys.settrace(trace)
+        try:
+            work()
+        except BaseException as error:
+            sys.settrace(None)
+            return error
+        sys.settrace(None)
+        return None
+
+    _each(turn, work, look, Cut, found)
+
+
+def _each(
+    turn: Callable[[int], BaseException | None],
+    work: Callable[[], object],
+    look: Look,
+    expected: type[BaseException],
+    found: Found,
+) -> None:
+    printed: list[object] = []
+    sys.unraisablehook = lambda given: printed.append(given.exc_type)
+    for _ in range(3):  # caches, and first uses
+        work()
+    gc.collect()
+    gc.freeze()
+    before, idle = look(), 0
+    for number in itertools.count():
+        printed.clear()
+        error = turn(number)
+        idle = idle + 1 if error is None and not printed else 0
+        if idle > ENOUGH:
+            break
+        found.failed += not idle
+        if not isinstance(error, expected | None) and not any(w in str(error) for w in OTHERS):
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            found.wrong.append(f"{number}: {error!r} ({Path(last.filename).name}:{last.lineno})")
+        error = None
+        work()  # takes away what waits for the next call
+        gc.collect()
+        after = look()
+        changes = [now - earlier for now, earlier in zip(after, before, strict=True)]
+        if min(changes) < 0:
+            found.wrong.append(f"{number}: the counts changed by {changes}")
+        found.rises += max(changes) > 0
+        before = after
