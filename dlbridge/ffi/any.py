@@ -22,10 +22,11 @@ import sys
 import weakref
 from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]  # private, see _sweep
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.implementation_details.python_api import python_api
+from dlbridge.core.implementation_details.python_api import python_api, undisguised
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType, dtype
 from dlbridge.core.values.text import with_article
@@ -188,9 +189,11 @@ class Handle(int):
         def __del__(self) -> None: ...
 
     else:
-        # The library's function itself, bound as a method: a Python function could be
-        # interrupted by a Ctrl-C before its first instruction, and drop nothing.
-        __del__ = _instance_method(py.TVMFFIObjectDecRef)
+        # The library's function itself, as a method of C: a Python function could be
+        # interrupted by a Ctrl-C before its first instruction, and drop nothing. This kind of
+        # method (it caches nothing) is called without being bound, which takes memory: where
+        # a destructor cannot be bound, CPython leaves it out and says nothing.
+        __del__ = lru_cache(maxsize=0)(py.TVMFFIObjectDecRef)
 
     def is_lent(self) -> bool:
         """Whether something else has a reference, too: C, or a container."""
@@ -204,11 +207,39 @@ class Handle(int):
         )
 
 
-untrack: Final = python_api("PyObject_GC_UnTrack", None, ctypes.py_object)
-"""Hide a `Handle` from the garbage collector: it refers to nothing, and so loses nothing.
+class Unowned(int):
+    """The address of an object of libtvm_ffi; when its class becomes `Handle`, it owns a reference.
 
-It then dies with its last referrer, after all finalizers of a cycle have run.
-"""
+    That assignment needs no memory and makes no call, so nothing is raised while the reference
+    changes its owner. What had it before forgets it in the same line of Python: a trace function
+    may raise between two lines.
+
+    ``+address`` takes a reference. No signal handler runs between an operator and an assignment,
+    as it may after a call.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __pos__(self) -> int: ...
+
+    else:
+        __pos__ = _instance_method(py.TVMFFIObjectIncRef)
+
+
+_untrack: Final = python_api("PyObject_GC_UnTrack", None, ctypes.py_object)
+
+
+def untrack(handle: Handle) -> None:
+    """Hide a `Handle` from the garbage collector: it refers to nothing, and so loses nothing.
+
+    It then dies with its last referrer, after all finalizers of a cycle have run.
+    """
+    try:
+        _untrack(handle)
+    except ctypes.ArgumentError as exc:
+        raise undisguised(exc) from None
 
 
 constructors: Final[dict[int, Constructor]] = {}
@@ -217,12 +248,12 @@ constructors: Final[dict[int, Constructor]] = {}
 
 def shared(handle: int) -> Handle:
     """A reference of our own to the live object at *handle*, which somebody else owns."""
+    owner: Any = Unowned(handle)
     try:
-        py.TVMFFIObjectIncRef(handle)
-    except BaseException:  # a Ctrl-C that came meanwhile; the call itself cannot fail
-        Handle(handle)
-        raise
-    return Handle(handle)
+        _, owner.__class__ = +owner, Handle
+    except ctypes.ArgumentError as exc:  # before the call of C, which cannot fail
+        raise undisguised(exc) from None
+    return owner  # type: ignore[no-any-return]
 
 
 def new_place() -> Any:
@@ -243,26 +274,38 @@ def made_with_gil(
     place: Any, function: Callable[..., int], *arguments: Any
 ) -> tuple[int, Handle | None]:
     """Like `made`, for a function of `py`, which keeps the GIL."""
-    return _own_result(place, function, *arguments, address(place))
+    try:
+        return _own_result(place, function, *arguments, address(place))
+    except ctypes.ArgumentError as exc:
+        raise undisguised(exc) from None
 
 
 def _own_result(place: Any, function: Any, *arguments: Any) -> tuple[int, Handle | None]:
+    owner: Any = None
     try:
         status = function(*arguments)
-        if not place[0]:
-            return status, None
-    except BaseException:  # a Ctrl-C that came meanwhile
         if place[0]:
+            owner = Unowned(place[0])
+            owner.__class__ = Handle
+    except BaseException:  # no memory, or a Ctrl-C that came meanwhile
+        if place[0] and type(owner) is not Handle:
             Handle(place[0])
         raise
-    # No call and no jump comes before the making of the owner, hence no Ctrl-C.
-    return status, Handle(place[0])
+    return status, owner
 
 
-def release(tag: int, payload: int) -> None:
-    """Drop the reference of an owned TVMFFIAny that is not used."""
-    if OBJECT_BEGIN <= tag & INDEX_MASK <= LAST_INDEX:
-        Handle(payload)
+def owned(words: Any, kind: type[Handle] = Handle) -> Any:
+    """The object in *words*, an owned TVMFFIAny as two integers, which has None afterwards."""
+    owner: Any = Unowned(words[1])
+    owner.__class__, words[0] = kind, 0
+    return owner
+
+
+def release(words: Any) -> None:
+    """Write None to *words*, an owned TVMFFIAny as two integers, and drop what was there."""
+    if OBJECT_BEGIN <= words[0] & INDEX_MASK <= LAST_INDEX:
+        owned(words)
+    words[0] = words[1] = 0
 
 
 def unpack(tag: int, payload: int) -> Any:
@@ -410,14 +453,15 @@ def pack_int(value: int, keep: Temporaries) -> tuple[int, int]:
 
 
 def _new_object(make: Any, content: ByteArray, keep: Temporaries) -> tuple[int, int]:
-    out = ffi.new("TVMFFIAny *")
+    words = ffi.new("int64_t[2]")
     try:
-        if make(content.pointer, out):
+        if make(content.pointer, ffi.cast("TVMFFIAny *", words)):
             raise MemoryError("libtvm_ffi could not allocate an object")
+        index = words[0] & INDEX_MASK
+        return keep.own(index, owned(words))
     except BaseException:  # that one, or a Ctrl-C that came meanwhile
-        release(out.type_index, out.v_int64)
+        release(words)
         raise
-    return keep.own(out.type_index, Handle(out.v_int64))
 
 
 def _pack_bool(value: Any, _keep: Temporaries) -> tuple[int, int]:
@@ -549,8 +593,9 @@ def _view_rvalue(_tag: int, payload: int) -> Any:
     handle = address(slot[0])
     if not handle:
         raise ValueError("the argument has been moved away already")
-    slot[0] = ffi.NULL
-    return unpack(native_type_index(handle), handle)
+    index, owner, nothing = native_type_index(handle), Unowned(handle), ffi.NULL
+    owner.__class__, slot[0] = Handle, nothing  # type: ignore[assignment]
+    return unpack(index, owner)
 
 
 def _heap_bytes(handle: int, _index: int) -> bytes:

@@ -18,6 +18,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from dlbridge.core.implementation_details.handlers import unless_handler
+from dlbridge.core.implementation_details.python_api import undisguised
 from dlbridge.core.public import public_in
 from dlbridge.core.values.text import with_article
 
@@ -30,7 +31,6 @@ from .any import (
     Handle,
     Members,
     pack,
-    release,
     subclasses,
     subclasses_of,
     text_of,
@@ -136,11 +136,15 @@ class Field:
         place = handle + self._offset
         if self._setter_is_object:
             arguments = (ctypes.c_void_p(place), value)
-            release(*call_with_gil(self._setter, arguments))
+            call_with_gil(self._setter, arguments)
             return
         keep = Members()
         words = ffi.new("int64_t[2]", pack(value, keep))
-        if self._setter(place, address(words)):
+        try:
+            failed = self._setter(place, address(words))
+        except ctypes.ArgumentError as exc:
+            raise undisguised(exc) from None
+        if failed:
             raise raised()
 
     def __delete__(self, _holder: Object) -> None:

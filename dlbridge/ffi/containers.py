@@ -8,6 +8,7 @@ safe, in C++ neither.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import operator
 import sys
@@ -19,6 +20,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex, TypeVar, overload
 
 from dlbridge.core.implementation_details.handlers import unless_handler
+from dlbridge.core.implementation_details.python_api import undisguised
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.kit.resources import shared_lock
 
@@ -669,7 +671,11 @@ class _Mapping(Container, abc.Mapping[_K, _V_co]):
                     chain.from_iterable(zip(keys, values, others, strict=False)),
                 ),
             )
-            if not _without_collector(steps):
+            try:
+                complete = not _without_collector(steps)
+            except ctypes.ArgumentError as exc:
+                raise undisguised(exc) from None
+            if complete:
                 return decoder(data, 2 * size)
             if now[1] == size:
                 raise raised()

@@ -11,7 +11,6 @@ import atexit
 import builtins
 import re
 import threading
-from ctypes import ArgumentError
 from functools import lru_cache
 from threading import get_ident
 from types import CodeType, FrameType, FunctionType, TracebackType
@@ -283,20 +282,14 @@ def raised() -> BaseException:
     there is none: the callee broke the rule, or a finalizer or signal handler
     has made another failing call in between.
     """
-    try:
-        owned = take_raised()
-        if untaken:
-            untaken.discard(get_ident())
-        if owned is None:
-            return RuntimeError(
-                "a TVM-FFI function failed without saying why "
-                "(it set no error, or the error was lost)"
-            )
-        return _exception(owned, _MAX_CAUSES)
-    except ArgumentError as exc:  # ctypes makes it of any error that comes while it converts
-        if "RecursionError" in str(exc):
-            return RecursionError(_TOO_DEEP.decode())
-        raise
+    owned = take_raised()
+    if untaken:
+        untaken.discard(get_ident())
+    if owned is None:
+        return RuntimeError(
+            "a TVM-FFI function failed without saying why (it set no error, or the error was lost)"
+        )
+    return _exception(owned, _MAX_CAUSES)
 
 
 def interrupted(error: SystemError) -> BaseException:
@@ -401,7 +394,7 @@ def _set_error(exception: BaseException) -> None:
 
 def _interrupts(exception: BaseException) -> bool:
     """Whether *exception* must reach the caller, whatever else has failed."""
-    stops = (KeyboardInterrupt, SystemExit)
+    stops = (KeyboardInterrupt, SystemExit, MemoryError)
     return isinstance(exception, stops) or is_from_handler(exception.__traceback__)
 
 

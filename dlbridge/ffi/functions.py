@@ -63,7 +63,7 @@ class Entry:
             _status, handle = made(place, C.TVMFFIFunctionCreate, owner, self._call, self._deleter)
         finally:
             if not place[0]:  # else the object removes the entry when it dies
-                del table[key]
+                table.pop(key, None)
         if handle is None:
             raise raised()
         return handle
@@ -130,8 +130,7 @@ def _check_not_kept(lent: list[Any], result: Any) -> None:
         handle = getattr(tensor, "_native", None)
         # If no other code has the tensor as an object, ours is the only reference.
         if handle is not None and handle.is_lent():
-            tag, payload, result[0], result[1] = result[0], result[1], 0, 0
-            release(tag, payload)
+            release(result)
             raise ExchangeError(
                 "the callback returns or keeps in an object a tensor that was only lent to it "
                 "(DLTensor *), whose memory may be gone when it has returned: copy it "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
+from dlbridge.core.implementation_details.python_api import object_at
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.text import with_article
@@ -17,6 +17,7 @@ from .any import (
     HEADER,
     Handle,
     Temporaries,
+    Unowned,
     WeakTable,
     convert,
     made,
@@ -201,8 +202,8 @@ class _Slot:
         self.slot = ffi.new("void **")  # empty, should the next line fail
         handle = handle_of(moved)
         self.moved = moved
-        py.TVMFFIObjectIncRef(handle)
-        self.slot[0] = ffi.cast("void *", handle)
+        owner, pointer = shared(handle), ffi.cast("void *", handle)
+        owner.__class__, self.slot[0] = Unowned, pointer  # type: ignore[assignment]
         # Whoever asks for the object from now on gets a new wrapper.
         _wrappers.remove(int(handle))
         moved._adopt(None)
@@ -220,17 +221,17 @@ class _Slot:
 # line, so that neither a thread nor a Ctrl-C nor a trace function comes between.
 # A deleter that makes no call also leaves an exception alone that is pending in its
 # caller (measured; docs/safety.md).
-# Only numbers are made: memory that is allocated for a container may start a collection,
-# and a multiplication of numbers runs handlers of signals.
-_kept: Final[dict[int, Any]] = {0: None}
-_counts: Final[defaultdict[int, int]] = defaultdict(int, {0: 0})
+# An exception that comes before the change, for want of memory or by a trace function, has
+# `destructor` do it again: so it comes first to what needs memory, and drops the value last.
+_kept: Final[dict[int, Any]] = {}
+_counts: Final[defaultdict[int, int]] = defaultdict(int)
 
 
 def _drop(key: int, _kept: dict[int, Any] = _kept, _counts: dict[int, int] = _counts) -> None:
-    # While C has further references, key 0 is deleted instead. It is always there.
-    # fmt: off
-    _counts[key] -= 1; gone = 0 if _counts[key] else key; del _kept[gone], _counts[gone]; _kept[0], _counts[0] = None, 0  # noqa: E501, E702
-    # fmt: on
+    if _counts[key] > 1:
+        _counts[key] -= 1
+    else:
+        del _counts[key], _kept[key]
 
 
 _DELETER: Final = destructor("void(*)(void *)", _drop)
@@ -241,13 +242,13 @@ def with_owner(value: object, make: Callable[..., int], *arguments: Any) -> Hand
 
     *make* takes a pointer first and its deleter last, before the place for the object.
     """
-    key, place = id(value), new_place()
+    key, place, entered = id(value), new_place(), False
     pointer = ffi.cast("void *", key)
     try:
-        _kept[key], _counts[key] = value, _counts[key] + 1
+        _kept[key], _counts[key], entered = value, _counts[key] + 1, True
         _status, handle = made(place, make, pointer, *arguments, _DELETER)
     finally:
-        if not place[0]:
+        if entered and not place[0]:
             _drop(key)
     return handle
 
@@ -271,7 +272,7 @@ def pack_opaque(value: object, keep: Temporaries) -> tuple[int, int]:
 def opaque_value(handle: Handle, _index: int) -> Any:
     """The Python object in an opaque one."""
     cell = ffi.cast("TVMFFIOpaqueObjectCell *", handle + HEADER)
-    return ctypes.cast(address(cell.handle), ctypes.py_object).value
+    return object_at(address(cell.handle))
 
 
 MAX_DEPTH: Final = 2000

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from dlbridge.core import api
 from dlbridge.core.dlpack.capsules import Received, read_managed
@@ -57,6 +57,7 @@ from .any import (
     HEADER,
     Handle,
     Temporaries,
+    Unowned,
     WeakTable,
     defines,
     lent_numpy,
@@ -262,18 +263,21 @@ def _tensor_object(owner: OwnExport | Received, kind: type[Handle] = Handle) -> 
 
 def _object_of(managed: int, release: Callable[[], object], kind: type[Handle] = Handle) -> Handle:
     """The Tensor object that takes the struct at *managed*, which is then to be released."""
+    owner: Any = None
     out = ffi.new("intptr_t[1]")
     try:
         if _from_dlpack(managed, 0, 0, out):
             refusal = raised()
             raise ExchangeError(f"libtvm_ffi refused the tensor: {refusal}") from refusal
         release()
-    except BaseException:  # the refusal, or a Ctrl-C that came meanwhile
-        if out[0]:
+        owner = Unowned(out[0])
+        owner.__class__ = kind
+    except BaseException:  # the refusal, or one that came meanwhile
+        if out[0] and type(owner) is not kind:
             release()  # harmless the second time
             Handle(out[0])
         raise
-    return kind(out[0])
+    return owner  # type: ignore[no-any-return]
 
 
 def _read_only(given: object) -> ExchangeError:
@@ -316,7 +320,7 @@ def _holds(container: object, value: object, depth: int) -> bool:
 
 # libtvm_ffi forgets DLPack's flag (it exports its objects with flags 0), so the
 # objects over read-only memory are noted here until they are deleted.
-_readonly: Final[dict[int, int]] = {0: 0}
+_readonly: Final[dict[int, int]] = {}
 """Address of a Tensor object -> address of the struct that it owns."""
 
 _exports: Final[dict[int, list[Any]]] = {}
@@ -326,10 +330,11 @@ _exports: Final[dict[int, list[Any]]] = {}
 def _forget_export(
     key: int, _exports: dict[int, list[Any]] = _exports, _readonly: dict[int, int] = _readonly
 ) -> None:
-    # No call and no jump, as in `opaque._drop`. Without an object, 0 is deleted.
-    # fmt: off
-    del _readonly[_exports[key][2]]; _readonly[0] = 0; del _exports[key]  # noqa: E702
-    # fmt: on
+    # No call, and one line that changes something, as in `objects._drop`.
+    if _exports[key][2]:
+        del _readonly[_exports[key][2]], _exports[key]
+    else:  # there is no object
+        del _exports[key]
 
 
 _FORGET_EXPORT: Final = destructor("void(*)(DLManagedTensorVersioned *)", _forget_export)
@@ -348,8 +353,8 @@ def _read_only_object(owner: OwnExport | Received) -> Handle:
     try:
         _exports[key] = export
         handle = _object_of(key, partial(taken.__setitem__, 0, True))
-        _readonly[int(handle)] = key
-        export[2] = int(handle)
+        at = int(handle)
+        _readonly[at], export[2] = key, at  # in one line, which a trace function leaves whole
     except BaseException:  # refused, or a Ctrl-C
         if not taken[0]:
             _exports.pop(key, None)
@@ -457,9 +462,9 @@ def ready_tensor(tensors: list[Any], place: int) -> ReadyTensor:
     words[0], words[1], words[2] = ALONE, C.kTVMFFITensor, _deleters[-1]
     at, argument = address(own), ctypes.py_object(0)
     filling = argument, ctypes.c_void_p(at + HEADER)
-    _lent[at] = own, argument
+    entry, handle = (own, argument), cast("Handle", Unowned(at))
     # From here on the deleter forgets the entry.
-    handle = Handle(at)
+    _lent[at], handle.__class__ = entry, Handle
     untrack(handle)
     made = tensors[place] = argument, filling, words, words.cast("B"), at, handle
     return made

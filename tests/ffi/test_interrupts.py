@@ -1,4 +1,4 @@
-"""Ctrl-C, or another exception of a signal handler, at any moment: it arrives as itself, and nothing stays behind in C's hands."""
+"""An exception at any moment, of a signal handler, for want of memory or of a trace function: it arrives as itself, and nothing stays behind in C's hands."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ def test_an_interruption_leaves_nothing_behind(run_scene, work, error):
     code, output = run_scene("signals", "storm", work, error)
     # Python prints the exceptions that met a destructor.
     assert code == 0, output
+
+
+def test_each_allocation_fails_once(run_scene):
+    """A reference was given up that had never been taken, and the process crashed later."""
+    pytest.importorskip("_testcapi", reason="CPython's own tests are not installed")
+    assert run_scene("failures", "cut_off", "allocations", "2000") == (0, "")
+
+
+def test_a_trace_function_raises_at_each_line(run_scene):
+    assert run_scene("failures", "cut_off", "lines", "4000") == (0, "")
 
 
 def _keywords(_first, _second):

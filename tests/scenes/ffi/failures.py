@@ -1,0 +1,143 @@
+"""Allocations that fail, and trace functions that raise, one by one through all that the FFI does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from failures import Found, failing_allocations, failing_lines
+
+import dlbridge as bridge
+from dlbridge import ffi
+from dlbridge.core.dlpack.exports import _loans
+from dlbridge.ffi import any as values, functions, objects, tensors
+
+from .scene import testing
+
+FOLDERS = str(Path(ffi.__file__).parent), "<dlbridge.ffi"
+TEXT = "a text of more than seven bytes"
+
+
+class Thing:
+    """What C knows as an opaque object only."""
+
+
+def _fail(*_values: Any) -> None:
+    raise KeyError
+
+
+def _failed(failing: Any, *arguments: Any) -> None:
+    try:  # noqa: SIM105 - as short as it can be: each line is cut off
+        failing(*arguments)
+    except KeyError:
+        pass
+
+
+thing, function, memory = Thing(), lambda *_: 1, np.arange(4.0)
+ours = bridge.from_dlpack(memory)
+locked = memory[...]
+locked.flags.writeable = False
+array = ffi.get_global_func("ffi.Array")
+echo, nop, add_one = testing("echo"), testing("nop"), testing("add_one")
+kept = ffi.Array([thing, function])
+changed, table = ffi.List([thing, TEXT]), ffi.Dict({"a": thing, 2: TEXT})
+mapping, text = ffi.Map({"a": thing, "b": kept}), ffi.Array([TEXT])
+same, failing = ffi.convert_func(lambda *values: values[0]), ffi.convert_func(_fail)
+lent, pair = ffi.convert_func(lambda t: t.shape[0]), ffi.object_class("testing.TestObjectBase")
+bound, silent = array.bind(thing, kept), nop.bind(memory, 1)
+result, integer, raising = same.bind(kept), add_one.bind(1), failing.bind(kept)
+error = ffi.Error("ValueError", "text")
+
+
+def _move() -> None:
+    moved = ffi.Array([thing])
+    echo(moved._move())
+
+
+def _replace() -> None:
+    bound.replace(0, thing)
+
+
+def _set() -> None:
+    made = pair(v_i64=3)
+    made.v_str = TEXT
+    made.add_i64(1)
+
+
+def _change() -> None:
+    changed, table = ffi.List([thing, TEXT]), ffi.Dict({"a": thing, 2: TEXT})
+    changed.append(kept)
+    changed.pop()
+    table["new"] = kept
+    del table["new"]
+
+
+WORK: dict[str, Any] = {
+    "numbers": lambda: echo(1 << 40) + add_one(1000000),
+    "large numbers": lambda: echo(2**100),
+    "texts": lambda: echo(TEXT + "!" * 128),
+    "opaque": lambda: echo(thing),
+    "callable": lambda: echo(function),
+    "convert": lambda: ffi.convert([function, thing, {"k": TEXT}]),
+    "object": lambda: echo(kept),
+    "array of objects": lambda: array(thing, function, kept),
+    "many": lambda: array(*range(1000, 1020)),
+    "element": lambda: kept[0],
+    "numpy": lambda: nop(memory, memory, 1),
+    "our tensor": lambda: nop(ours, ours, 1),
+    "a new tensor": lambda: nop(bridge.from_dlpack(memory), 1, 1),
+    "kept": lambda: array(memory)[0],
+    "read-only": lambda: array(ffi.readonly(locked))[0],
+    "lent to a callback": lambda: lent(memory),
+    "through a callback": lambda: same(kept),
+    "an object for a callback": lambda: same(ffi.Array([1]), thing),
+    "a callback fails": lambda: _failed(failing, kept, thing),
+    "bound": bound,
+    "bound, silent": silent,
+    "bound, an object": result,
+    "bound, an integer": integer,
+    "bound, fails": lambda: _failed(raising),
+    "bind": array.bind(thing, memory),
+    "replace": _replace,
+    "move": _move,
+    "look up": lambda: ffi.get_global_func("ffi.Array"),
+    "list": lambda: list(kept),
+    "map": lambda: (mapping["b"], list(mapping.items())),
+    "dict": lambda: (table["a"], list(table)),
+    "change": _change,
+    "fields": _set,
+    "error": lambda: ffi.Error("ValueError", TEXT).py_error(),
+    "known error": error.py_error,
+    "repr": lambda: repr(text),
+    "equal": lambda: ffi.structural_equal([TEXT], [TEXT]),
+    "shape": lambda: echo(ffi.Shape((1, 2))),
+}
+
+HANDLES = [kept, changed, table, mapping, text, same, failing, lent, error, array, echo, nop]
+
+
+def _living() -> list[int]:
+    counts = [sys.getrefcount(each) for each in (thing, function, memory, locked, ours)]
+    in_c = [values.use_count(each._handle) for each in HANDLES]
+    tables = [functions._callables, objects._kept, objects._counts, tensors._exports, _loans]
+    return [*counts, *in_c, *map(len, tables)]
+
+
+def cut_off(how: str, least: str, *names: str) -> None:
+    """Do each of the works with each of its failures; print what was wrong.
+
+    *least*: so many failures there are to be in all.
+    """
+    found = Found()
+    for name in names or WORK:
+        before = len(found.wrong)
+        if how == "allocations":
+            failing_allocations(WORK[name], _living, found)
+        else:
+            failing_lines(WORK[name], _living, FOLDERS, found)
+        for wrong in found.wrong[before:]:
+            print(f"{name}, {wrong}")
+    assert found.failed >= int(least), found.failed
+    assert found.rises * 10 < found.failed, (found.rises, found.failed)
