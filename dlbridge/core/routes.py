@@ -12,6 +12,7 @@ cannot.
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,9 @@ from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of
 from dlbridge.core.libraries.like import Conversion
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, library_of
-from dlbridge.core.moves.plans import Step, is_recording, plan_by_library, plan_move
+from dlbridge.core.moves.plans import Step, is_recording, plan_by_library, plan_move, record
 from dlbridge.core.moves.progress import reporter
-from dlbridge.core.moves.transfer import STEPS, new_memory, run
+from dlbridge.core.moves.transfer import STEPS, new_memory, run_steps, start_of
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.plugins.streams import use_stream
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, make_tensor, wrap_array
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlbridge.core.moves.plans import Plan
+    from dlbridge.core.tensor.operand import Operand
     from dlbridge.typing import DeviceLike, ProgressLike, StreamLike
 
     Function = Callable[[Any], Any]
@@ -219,7 +221,10 @@ def _download(tensor: Tensor) -> Tensor | None:
 class Move:
     """One array on its way: its plan, and what runs it."""
 
-    __slots__ = ("conversion", "copy", "operand", "plan", "tensor", "x")
+    __slots__ = ("asked", "conversion", "copy", "operand", "plan", "tensor", "x")
+
+    asked: Plan | None
+    """The plan before this one, of one step, by which the library gave the tensor."""
 
     def __init__(
         self,
@@ -230,68 +235,82 @@ class Move:
         conversion: Conversion | None = None,
     ) -> None:
         self.x, self.tensor, self.copy, self.conversion = x, tensor, copy, conversion
+        self.asked = None
         operand = self.operand = operand_of(tensor)
         if x is not tensor and not operand.device.is_host and needs_its_library(x, tensor, target):
             self.plan = plan_by_library(operand, target, copy)
         else:
             self.plan = plan_move(operand, target, copy)
         if conversion is not None:
-            self._add_conversion(conversion, tensor, self.plan.copies > 0)
+            self._add_conversion(conversion, tensor, self.plan)
 
-    def _add_conversion(self, conversion: Conversion, tensor: Tensor, fresh: bool) -> None:
-        plan = self.plan
-        copies, reason = conversion.decide(tensor, self.copy, fresh)
+    def _add_conversion(self, conversion: Conversion, tensor: Tensor, plan: Plan) -> None:
+        copies, reason = conversion.decide(tensor, self.copy, plan.copies > 0)
         nbytes = tensor.nbytes if copies else 0
         plan.add("as library", plan.target, plan.target, nbytes, reason)
 
     def explained(self) -> Plan:
         """The plan, with what people want to know of it."""
-        self.plan.origin = self.tensor.origin
-        self._add_import()
-        return self.plan
+        return self._add_import(self.plan._copied(self.tensor.origin))
 
-    def _add_import(self) -> None:
+    def _add_import(self, plan: Plan) -> Plan:
         """Put the copy in front that made the tensor, if the object has no memory to share."""
-        plan, x, here = self.plan, self.x, self.operand.device
+        x, here = self.x, self.operand.device
         if not plan.may_copy or importer_of(type(x)) is not None or not here.is_host:
-            return
+            return plan
         if is_copied(x, self.tensor, plan.target):
             plan.origin = origin_of(x)
             if self.operand.nbytes:
                 reason = f"{plan.origin} has no memory that a tensor could share"
                 plan.steps.insert(0, Step("read", here, here, self.operand.nbytes, reason))
+        return plan
 
     def run(self, stream: StreamLike | None = None, progress: ProgressLike = None) -> Any:
-        """The result; a trace gets the plan."""
+        """The result; a trace gets a plan of the steps that ran."""
         plan = self.plan
         if plan.steps[0].kind == "by library":
-            self._ask_its_library()
-        tensor = self.tensor
+            return self._from_its_library().run(stream, progress)
+        start = time.perf_counter() if TRACES else 0.0
         if stream is None and progress is None:
-            moved = run(plan, tensor, self.operand)
+            moved, there, ran = run_steps(plan, self.tensor, self.operand)
         else:
             on = nullcontext() if stream is None else use_stream(plan.target, stream)
             with on, reporter(progress, plan.nbytes) as report:
-                moved = run(plan, tensor, self.operand, report)
-        result = moved if self.conversion is None else self._convert(self.conversion, moved)
-        if TRACES and is_recording():
-            self._add_import()
+                moved, there, ran = run_steps(plan, self.tensor, self.operand, report)
+        seconds = time.perf_counter() - start if TRACES else 0.0
+        conversion, result = self.conversion, moved
+        try:
+            if conversion is not None:
+                if ran is not plan or (moved is not self.tensor and not ran.copies):
+                    ran = self._converted(conversion, moved, ran)
+                result = conversion.run(moved, ran.steps[-1].nbytes > 0)
+        finally:  # the tensor was moved, even if the library refuses it
+            if TRACES and is_recording():
+                self._record(ran, there, seconds)
         return result
 
-    def _ask_its_library(self) -> None:
-        """Let the library bring the tensor to the CPU; what remains is planned from there."""
-        plan = self.plan
-        tensor = self.tensor = import_producer(self.x, plan.target, self.copy, None)
-        operand = self.operand = operand_of(tensor)
-        rest = plan_move(operand, plan.target, self.copy)
-        plan.steps[1:] = [step for step in rest.steps if step.kind != "share"]
-        if self.conversion is not None:
-            self._add_conversion(self.conversion, tensor, rest.copies > 0)
+    def _from_its_library(self) -> Move:
+        """The move of what its library brought to the CPU."""
+        target = self.plan.target
+        tensor = import_producer(self.x, target, self.copy, None)
+        rest = Move(tensor, tensor, target, self.copy, self.conversion)
+        rest.asked = self.plan
+        return rest
 
-    def _convert(self, conversion: Conversion, moved: Tensor) -> Any:
-        plan = self.plan
-        if moved is not self.tensor and not plan.copies:
-            plan.steps.pop()  # a driver has mapped the memory: its address is known only now
-        if not plan.steps or plan.steps[-1].kind != "as library":
-            self._add_conversion(conversion, moved, plan.copies > 0)
-        return conversion.run(moved, plan.steps[-1].nbytes > 0)
+    def _converted(self, conversion: Conversion, moved: Tensor, ran: Plan) -> Plan:
+        """*ran* with the last step for *moved*: a driver may tell its address only now."""
+        plan = ran._copied("")
+        if ran is self.plan:
+            plan.steps.pop()
+        self._add_conversion(conversion, moved, plan)
+        return plan
+
+    def _record(self, ran: Plan, there: Operand, seconds: float) -> None:
+        done = self._add_import(ran._copied(self.tensor.origin))
+        if self.asked is not None:
+            done.source, done.may_copy = self.asked.source, self.asked.may_copy
+            rest = [step for step in done.steps if step.kind != "share"]
+            done.steps[:] = [self.asked.steps[0], *rest]
+        done.address, done.result_address = start_of(self.operand), start_of(there)
+        done.seconds = seconds
+        record(done)

@@ -15,9 +15,9 @@ from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import find_library
 from dlbridge.core.moves.copies import bytes_of, copy_elements, packed_bytes
 from dlbridge.core.moves.host_views import host_view
-from dlbridge.core.moves.plans import Plan, plan_move, record, why_no_host_view
+from dlbridge.core.moves.plans import Plan, Step, plan_move, record, why_no_host_view
 from dlbridge.core.moves.progress import tally
-from dlbridge.core.moves.transfer import allocate, run
+from dlbridge.core.moves.transfer import allocate, run_steps, start_of
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
@@ -480,11 +480,12 @@ class _Way:
         self.origin = f"{entry.name or 'the array'} of {source.path}"
         self.start = time.perf_counter()
 
-    def ran(self, kind: str, nbytes: int, reason: str) -> None:
-        """Give `dlbridge.trace` a plan of one step, which has just run."""
+    def ran(self, tensor: Tensor, *steps: Step) -> None:
+        """Give `dlbridge.trace` a plan of the *steps*, which have just made *tensor*."""
         if TRACES:
             plan = Plan(self.entry.dtype, self.shape, self.origin, CPU, self.target)
-            plan.add(kind, CPU, self.target, nbytes, reason)
+            plan.steps += steps
+            plan.result_address = start_of(operand_of(tensor))
             plan.seconds = time.perf_counter() - self.start
             record(plan)
 
@@ -530,7 +531,7 @@ def _in_place(way: _Way) -> Tensor | str:
         return f"the file cannot be mapped: {exc}"
     if target is not CPU:
         return _imported(way, mapped)
-    way.ran("share", 0, "the pages of the file are the memory")
+    way.ran(mapped, Step("share", CPU, CPU, 0, "the pages of the file are the memory"))
     return mapped
 
 
@@ -557,14 +558,14 @@ def _imported(way: _Way, mapped: Tensor) -> Tensor | str:
 def _import(way: _Way, mapped: Tensor) -> Tensor | str:
     operand = operand_of(mapped)
     try:
-        plan = plan_move(operand, way.target, way.copy, way.origin)
+        plan = plan_move(operand, way.target, way.copy)
         if plan.nbytes:
             return plan.steps[-1].reason
-        plan.may_copy = False
-        plan.dtype, plan.shape = way.entry.dtype, way.shape
-        return run(plan, mapped, operand)
+        tensor = run_steps(plan, mapped, operand, may_copy=False)[0]
     except Error as exc:  # copy=False, or a driver that knows more than its backend
         return str(exc).removesuffix("; pass copy=None to allow it")  # `place` says so, too
+    way.ran(tensor, *plan.steps)
+    return tensor
 
 
 _BYTE = as_dtype("uint8")
@@ -586,7 +587,7 @@ def _copied(way: _Way, reason: str, report: Report) -> Tensor:
             fill(packed_bytes(operand_of(viewed)))
     else:
         _fill_staged(fill, operand_of(tensor))
-    way.ran("read", entry.nbytes, reason)
+    way.ran(tensor, Step("read", CPU, target, entry.nbytes, reason))
     return tensor
 
 

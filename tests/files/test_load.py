@@ -140,6 +140,7 @@ def test_devices_use_the_file_in_place(device, model):
         file = bridge.load(path, device, names=["weight", "bias", "odd"], copy=False)
     assert trace.nbytes == 0
     assert {step.kind for plan in trace.plans for step in plan.steps} == {"host import"}
+    assert all(str(model[0]) in plan.origin for plan in trace.plans)  # and the tensor's name
     for name, array in arrays.items():
         assert file[name].readonly
         assert equal(file[name], array)

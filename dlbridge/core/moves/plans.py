@@ -148,6 +148,13 @@ class Plan:
         """
         self.steps.append(Step(kind, source, target, nbytes, reason))
 
+    def _copied(self, origin: str) -> Plan:
+        """Return a plan of its own with the same steps, for what has run: *origin* is told then."""
+        what = self.dtype, self.shape, origin, self.source, self.target
+        plan = Plan(*what, may_copy=self.may_copy)
+        plan.steps += self.steps
+        return plan
+
     def _head(self) -> str:
         copies = "no copy" if not self.copies else f"{bytes_text(self.nbytes)} copied"
         return f"{self.what}: {self.source} -> {self.target}, {copies}"
@@ -193,8 +200,8 @@ class Plan:
         }
 
 
-def plan_move(operand: Operand, target: Device, copy: bool | None, origin: str = "") -> Plan:
-    """The plan that brings a tensor to *target*; *origin* is the source of its memory.
+def plan_move(operand: Operand, target: Device, copy: bool | None) -> Plan:
+    """The plan that brings a tensor to *target*; whoever shows it adds the origin of the tensor.
 
     A driver may refuse a host import that its backend has allowed: then the
     move copies after all, and the trace says why.
@@ -204,7 +211,7 @@ def plan_move(operand: Operand, target: Device, copy: bool | None, origin: str =
     """
     if copy is not None:
         check_copy(copy)
-    what = operand.dtype, operand.shape, origin, operand.device, target
+    what = operand.dtype, operand.shape, "", operand.device, target
     plan = Plan(*what, may_copy=copy is not False)
     _plan_steps(plan, operand, "copy=True was asked for" if copy is True else "")
     if not operand.contiguous and operand.dtype.is_subbyte and not operand.padded and plan.copies:

@@ -142,7 +142,7 @@ def copy_of(tensor: Tensor) -> Tensor:
 def part_of_a_step(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
     """As `move`, for a step of a plan that a trace has already."""
     operand = operand_of(tensor)
-    return _run_steps(plan_move(operand, target, copy), tensor, operand)[0]
+    return run_steps(plan_move(operand, target, copy), tensor, operand)[0]
 
 
 def copy_to_host(tensor: Tensor) -> Tensor:
@@ -156,51 +156,67 @@ def to_compact_host(tensor: Tensor) -> Tensor:
     return host if host.is_contiguous() else copy_to_host(host)
 
 
-def run(plan: Plan, tensor: Tensor, operand: Operand, progress: Progress | None = None) -> Tensor:
+def run(plan: Plan, tensor: Tensor, operand: Operand) -> Tensor:
     """Run the steps of a *plan* made for *tensor*; the result is on ``plan.target``.
 
-    A trace gets the plan. Steps of a kind that is not in `STEPS` are not for this function:
-    they come before or after it. Where it must change the plan, it drops the one that comes
-    after.
+    A trace gets a plan of the steps that ran.
     """
+    if not TRACES:
+        return run_steps(plan, tensor, operand)[0]
     start = time.perf_counter()
-    plan.address = _address(operand)
-    if TRACES:
-        plan.origin = tensor.origin
-    tensor, operand = _run_steps(plan, tensor, operand, progress)
-    plan.result_address = _address(operand)
-    plan.seconds = time.perf_counter() - start
-    if TRACES:
-        record(plan)
-    return tensor
+    moved, there, ran = run_steps(plan, tensor, operand)
+    done = ran._copied(tensor.origin)
+    done.address, done.result_address = start_of(operand), start_of(there)
+    done.seconds = time.perf_counter() - start
+    record(done)
+    return moved
 
 
-def _run_steps(
-    plan: Plan, tensor: Tensor, operand: Operand, progress: Progress | None = None
-) -> _Place:
+def run_steps(
+    plan: Plan,
+    tensor: Tensor,
+    operand: Operand,
+    progress: Progress | None = None,
+    *,
+    may_copy: bool = True,
+) -> tuple[Tensor, Operand, Plan]:
+    """The tensor on ``plan.target``, its operand, and the plan of the steps that ran.
+
+    That is *plan*, which is never changed, or another one where a driver has refused to use
+    memory in place; the error passes where *may_copy* or the plan forbids the copy. Steps of a
+    kind that is not in `STEPS` come before or after this function; the other plan has none.
+    """
     for step in plan.steps:
         if step.kind not in STEPS:
             continue
         try:
             tensor, operand = STEPS[step.kind](tensor, operand, step.target, progress)
         except Error as exc:
-            if step.kind not in ("host import", "memory import") or not plan.may_copy:
+            if step.kind not in ("host import", "memory import") or not plan.may_copy & may_copy:
                 raise
             # Backends look before; a driver may know more (a limit, a read-only mapping).
-            plan.steps.clear()
             refused = f"it was refused in place: {exc}"
-            if step.kind == "host import":
-                plan_host_copy(plan, operand, refused)
-            else:
-                plan_device_copy(plan, operand, why_no_host_view(operand), refused)
-            return _run_steps(plan, tensor, operand, progress)
+            return run_steps(
+                _plan_copy(plan, step.kind, operand, refused), tensor, operand, progress
+            )
     if operand.device is not plan.target:  # an empty tensor
         tensor = allocate(plan.target, operand.dtype, operand.shape, padded=operand.padded)
         operand = operand_of(tensor)
-    return tensor, operand
+    return tensor, operand, plan
 
 
-def _address(operand: Operand) -> int:
+def _plan_copy(plan: Plan, kind: str, operand: Operand, refused: str) -> Plan:
+    """The plan in place of *plan*, whose first step, of that *kind*, a driver has refused."""
+    other = plan._copied(plan.origin)
+    other.steps.clear()
+    if kind == "host import":
+        plan_host_copy(other, operand, refused)
+    else:
+        plan_device_copy(other, operand, why_no_host_view(operand), refused)
+    return other
+
+
+def start_of(operand: Operand) -> int:
     """`Tensor.data_ptr` of the operand's tensor."""
     if not operand.size:
         return 0
