@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from dlbridge.core.dlpack.exports import check_copy
@@ -596,12 +597,10 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
 
 def _in_place(dst: ArrayLike) -> Tensor:
     """The memory of *dst* itself, for `copy_`."""
-    try:
+    with suppress(ExchangeError):
         return asarray(dst, copy=False)
-    except ExchangeError as exc:
-        if _refusal_of(dst) == str(exc):
-            raise  # *dst* is refused for another reason
-    # Without the cause, which is about copy=False: the caller has not written that.
+    if type(dst) not in _NUMBERS:
+        asarray(dst)  # raises where copy=False was not the reason
     raise ExchangeError(
         f"{with_article(type(dst).__name__)} has no memory to copy into; pass an array, such "
         "as numpy.array(x), and read the elements there"
@@ -609,12 +608,3 @@ def _in_place(dst: ArrayLike) -> Tensor:
 
 
 _NUMBERS = frozenset({list, tuple, bool, int, float, complex})
-
-
-def _refusal_of(x: ArrayLike) -> str:
-    """Why `asarray` refuses *x*, even as a copy; empty if it does not."""
-    try:
-        asarray(x)
-    except (Error, TypeError, ValueError) as exc:
-        return str(exc)
-    return ""
