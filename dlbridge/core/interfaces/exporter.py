@@ -202,8 +202,9 @@ class Exporter:
         return as_tensor(self).__buffer__(flags)
 
 
-# Methods, and the names by which a Tensor has them: not by the property that its `__dlpack__` is.
-_OF_THE_TENSOR = {"__dlpack__": "__tensor_export__", "__dlpack_device__": "__dlpack_device__"}
+# Methods, and the names by which only a Tensor has them. An attribute that led back to an Exporter
+# would be a recursion of C, which nobody ends.
+_OF_THE_TENSOR = {"__dlpack__": "__tensor_export__", "__dlpack_device__": "__tensor_device__"}
 
 
 def _first(cls: type, name: str) -> tuple[type | None, object]:

@@ -81,6 +81,8 @@ class NumpyTensor(Tensor, metaclass=_Sealed):
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
 
+    __tensor_device__ = __dlpack_device__
+
     def _forget_memory(self) -> None:
         del self._array
 

@@ -486,6 +486,9 @@ class Tensor(TensorMetadata):
         """Return ``(device_type, device_id)`` as plain ints (array API 2025.12)."""
         return self.device.dlpack
 
+    # As above: a name that an Exporter does not have. One that held itself would be asked for ever.
+    __tensor_device__: Any = __dlpack_device__
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The CUDA Array Interface, version 3; AttributeError off CUDA (`hasattr` is False)."""

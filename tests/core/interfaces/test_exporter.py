@@ -16,6 +16,7 @@ import pytest
 import toy_arrays
 from peers import peer
 from raw_producer import Producer, capsule_name, get_destructor, pointer_in
+from scripts import run_script
 from stream_backend import Streams, installed
 from table_calls import wrapped
 from toy_arrays import Array, Held, Pointer
@@ -538,6 +539,55 @@ def test_an_attribute_that_holds_another_librarys_array_is_named(use, pixels, wh
     ):
         use(Image(pixels))
     assert use(Image(bridge.zeros(3))).shape == (3,)
+
+
+RING = """
+import numpy as np
+import dlbridge as bridge
+
+class Image(bridge.Exporter, tensor="pixels"):
+    def __init__(self, pixels): self.pixels = pixels
+
+class Framed(bridge.Exporter, tensor="image.pixels"):
+    def __init__(self, image): self.image = image
+
+first, second = Image(bridge.zeros(3)), Image(bridge.zeros(3))
+framed = Framed(first)
+for x in first, framed:
+    np.from_dlpack(x)
+    assert x.__dlpack_device__() == (1, 0)
+def led_back():
+    yield "itself"
+    first.pixels = second
+    second.pixels = first
+    yield "a ring"
+    first.pixels = framed
+    yield "a frame"
+
+first.pixels = first
+for _ in led_back():
+    for x in first, framed:
+        for ask in (
+            lambda x: x.__dlpack_device__(),
+            lambda x: x.__dlpack__(),
+            lambda x: type(x).__dlpack_device__(x),
+            np.from_dlpack,
+            bridge.from_dlpack,
+            bridge.asarray,
+            bridge.device,
+        ):
+            try:
+                ask(x)
+            except (AttributeError, BufferError, TypeError) as exc:
+                assert "Tensor" in str(exc) or "__tensor_" in str(exc), exc
+            else:
+                raise AssertionError(ask)
+"""
+
+
+def test_an_attribute_that_leads_back_is_an_error():
+    """After the first good export of a class nothing but C looks at the attribute."""
+    run_script(RING, imported=("numpy", "whole_core"))
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a..b", "a."])
