@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.implementation_details.python_api import decrement_references, undisguised
+from dlbridge.core.values.layout import MAX_NBYTES
 
 from .capsules import ManagedTensor, Received, capsule_pointer
 from .structs import DLPACK_VERSION
@@ -122,20 +123,45 @@ _tables: weakref.WeakKeyDictionary[type, ForeignTable | None] = weakref.WeakKeyD
 def _find_table(cls: type) -> ForeignTable | None:
     for name in NAMES:
         value = getattr(cls, name, None)
-        address = value if isinstance(value, int) else capsule_pointer(value, CAPSULE_NAME)
-        table = ffi.cast("DLPackExchangeAPI *", address or 0)
-        # A later major version may link to the one that we know.
-        while table and table.header.version.major > DLPACK_VERSION[0]:
-            table = ffi.cast("DLPackExchangeAPI *", table.header.prev_api)
+        if not isinstance(value, int) or isinstance(value, bool):
+            value = capsule_pointer(value, CAPSULE_NAME)
+        table = _table_at(value)
+        # A later major version may link to the one that we know. Each table that follows is of an
+        # older version, so a chain has an end, and a ring is seen.
+        while table and (version := _version(table))[0] > DLPACK_VERSION[0]:
+            table = _table_at(_address(table.header.prev_api))
+            if table and _version(table) >= version:
+                table = None
         if (
             table
             and table.header.version.major == DLPACK_VERSION[0]
-            and table.managed_tensor_from_py_object_no_sync
-            and table.managed_tensor_to_py_object_no_sync
-            and table.current_work_stream
+            and all(_address(getattr(table, function)) >= _PAGE for function in _REQUIRED)
+            and not 0 < _address(table.dltensor_from_py_object_no_sync) < _PAGE
         ):
             return ForeignTable(table)
     return None
+
+
+_REQUIRED = (
+    "managed_tensor_from_py_object_no_sync",
+    "managed_tensor_to_py_object_no_sync",
+    "current_work_stream",
+)
+_PAGE = 4096  # no system maps the first page of memory
+
+
+def _table_at(address: int) -> Any:
+    """The table at *address*, or None where none can be. Whether one is there nobody can see."""
+    if not _PAGE <= address < MAX_NBYTES or address % _ALIGNMENT:
+        return None
+    return ffi.cast("DLPackExchangeAPI *", address)
+
+
+_ALIGNMENT = ffi.alignof("DLPackExchangeAPI")
+
+
+def _version(table: Any) -> tuple[int, int]:
+    return table.header.version.major, table.header.version.minor
 
 
 def _address(pointer: Any) -> int:

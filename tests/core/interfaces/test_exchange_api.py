@@ -407,6 +407,67 @@ def test_versions_of_tables():  # X12
     assert table_of(class_of(managed_tensor_from_py_object_no_sync=None)) is None
 
 
+LIES = """
+import ctypes
+import numpy as np
+import dlbridge
+from dlbridge.core._cdefs import ffi
+from dlbridge.core.dlpack.foreign_tables import NAMES, table_of
+from raw_producer import new_capsule, pointer_in
+
+OURS = ffi.cast("DLPackExchangeAPI *", pointer_in(dlbridge.Tensor.__dlpack_c_exchange_api__))
+FUNCTIONS = [name for name, _ in ffi.typeof(OURS[0]).fields if name != "header"]
+TABLE = ffi.sizeof("DLPackExchangeAPI")
+kept = []
+
+def table(version, previous=0, **functions):
+    struct = ffi.new("DLPackExchangeAPI *", OURS[0])
+    kept.append(struct)
+    struct.header.version.major, struct.header.version.minor = version
+    struct.header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", previous)
+    for name, at in functions.items():
+        setattr(struct, name, ffi.cast(ffi.typeof(getattr(struct, name)), at))
+    return struct
+
+def address(struct): return int(ffi.cast("uintptr_t", struct))
+
+def leads_to(struct, other):
+    struct.header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", other)
+    return address(struct)
+
+itself, first, second, same = table((2, 0)), table((3, 0)), table((2, 1)), table((2, 1))
+ring, end = leads_to(first, second), leads_to(second, first)
+numbers = [True, 1, 8, 4095, 1 << 63, 1 << 64, -1, -8, (1 << 64) + address(OURS), np.True_,
+           address(OURS) + 1, address(OURS) + 4, leads_to(itself, itself), ring, end,
+           leads_to(same, second), leads_to(table((9, 9)), first)]
+numbers += [address(table((2, 0), wrong)) for wrong in (1, 8, 4095, address(OURS) + 1, 1 << 63)]
+for name in FUNCTIONS:
+    if name != "managed_tensor_allocator":  # nobody calls it
+        numbers += [address(table((1, 3), **{name: wrong})) for wrong in (1, 4095)]
+for value in numbers:
+    values = [value]
+    if type(value) is int and 0 < value < 1 << 64:
+        values.append(new_capsule(value, b"dlpack_exchange_api"))
+    for told in values:
+        for name in NAMES:
+            cls = type("Lies", (), {name: told})
+            assert table_of(cls) is None, value
+            try:
+                dlbridge.from_dlpack(cls())
+            except TypeError as exc:
+                assert "has no __dlpack__" in str(exc)
+chain = table((2, 0), OURS)
+for minor in range(1, 200):
+    chain = table((2, minor), chain)
+assert table_of(type("Right", (), {NAMES[0]: address(chain)})).address == address(OURS)
+"""
+
+
+def test_tables_that_lie():  # X12
+    """Rings of tables hung with the GIL held, and numbers that are no addresses crashed."""
+    run_script(LIES, imported=("numpy", "whole_core"), timeout=60)
+
+
 def test_a_table_that_fails_without_an_error():  # X14
     fails = class_of(managed_tensor_from_py_object_no_sync=EXPORT(lambda _x, _out: -1))
     raw = fails((6,), content=FLOATS.tobytes())
