@@ -101,8 +101,14 @@ def from_array_interface(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
             "correct it in that class"
         ) from exc
     check_array(array, f"the __array_interface__ of {origin_of(x)}")
-    if isinstance(interface, dict) and not isinstance(interface.get("data"), tuple):
+    data = interface.get("data") if isinstance(interface, dict) else ()
+    if not isinstance(data, tuple):
         _check_length(x, interface, array)
+    elif array.size and data and data[0] < 0:  # numpy takes the lower 64 bits of it
+        raise ExchangeError(
+            f"{origin_of(x)} has an __array_interface__ with the address {data[0]}, and no address "
+            "is negative; correct it in that class"
+        )
     return array
 
 
@@ -413,6 +419,10 @@ def _stream(interface: dict[str, Any]) -> int | None:
         raise ExchangeError(
             f"__cuda_array_interface__: stream {stream} is forbidden (1 is the legacy default, 2 "
             "the per-thread default)"
+        )
+    if stream >= 1 << 64:  # a driver would be given a part of it
+        raise ExchangeError(
+            f"__cuda_array_interface__: stream {stream:#x} is none: a handle has 64 bits"
         )
     return stream
 

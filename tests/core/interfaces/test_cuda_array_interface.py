@@ -84,7 +84,7 @@ REFUSED = [
     ),
     *((good(typestr=s), TypeError, "typestr") for s in (None, 4, np.dtype("f4"))),
     # I23
-    *((good(stream=s), BufferError, "stream") for s in (0, -1, -2)),
+    *((good(stream=s), BufferError, "stream") for s in (0, -1, -2, 1 << 64, (1 << 64) + 7)),
     *((good(stream=s), TypeError, "stream") for s in (True, "1", 1.0)),
 ]
 

@@ -199,6 +199,14 @@ def test_a_faulty_array_interface_is_told_with_the_objects_name(changed):
     assert told.value.__cause__ is not None
 
 
+@pytest.mark.parametrize("address", [-64, -(1 << 63)])
+def test_a_negative_address_is_none(address):
+    """numpy takes its lower 64 bits, which may be an address at the end of memory."""
+    faulty = ByInterface(np.arange(6.0), data=(address, False), shape=(2,))
+    with pytest.raises(bridge.ExchangeError, match=r"Interface.*__array_interface__"):
+        bridge.asarray(faulty)
+
+
 END = 1 << 64
 
 
