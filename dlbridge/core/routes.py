@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.interfaces.anything import import_anything, is_copied, is_read_once
 from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
+from dlbridge.core.libraries.descriptions import to_native
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of
 from dlbridge.core.libraries.like import Conversion
-from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, library_of
+from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, is_known, library_of
 from dlbridge.core.moves.plans import Step, is_recording, plan_by_library, plan_move, record
 from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.transfer import STEPS, new_memory, run_steps, start_of
@@ -90,10 +91,17 @@ def find_route(x: Any, device: DeviceLike, like: object) -> Route:
         if not is_read_once(x):
             at_its_place(x, importer, None, device)
         raise
-    if key is not None:
+    if key is not None and _is_kept(like, route.conversion):
         route.direct = _direct(cls, route)
         ROUTES[key] = route
     return route
+
+
+def _is_kept(like: Any, conversion: Conversion | None) -> bool:
+    """Whether the next *like* that is equal means the same *conversion*."""
+    if conversion is None or conversion.convert is to_native:
+        return True
+    return is_known(like if isinstance(like, str) else like.__name__)
 
 
 _TENSORS = (Tensor, NumpyTensor, ArrayTensor)

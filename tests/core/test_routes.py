@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -177,3 +179,33 @@ def test_a_tensor_comes_from_its_device_once(name):
         del there
     assert back.dtype == x.dtype
     assert back.view(torch.uint8).tolist() == list(range(64))
+
+
+def _module(monkeypatch, length):
+    """The module ``doubled``, whose arrays have *length* elements more."""
+    double = types.ModuleType("doubled")
+
+    class Array(list):
+        pass
+
+    Array.__module__ = "doubled"
+    double.from_dlpack = lambda x: Array([*np.from_dlpack(x).tolist(), *range(length)])
+    monkeypatch.setitem(sys.modules, "doubled", double)
+    return double
+
+
+@pytest.mark.parametrize("x", [np.zeros(1), bridge.zeros(1)], ids=["array", "tensor"])
+def test_a_name_is_the_module_that_is_there_now(x, monkeypatch):
+    """After a reload, which leaves the module and changes its function, and with another module."""
+    ways = [
+        lambda like: bridge.to_device(x, "cpu", like=like),
+        lambda like: bridge.from_dlpack(x, like=like),
+    ]
+    for length in (1, 2):
+        module = _module(monkeypatch, length)
+        for like in ("doubled", module):
+            for way in ways * 2:
+                assert len(way(like)) == 1 + length
+    again = _module(monkeypatch, 3)
+    module.from_dlpack = again.from_dlpack
+    assert [len(way(module)) for way in ways] == [4, 4]

@@ -143,7 +143,11 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 
 def is_known(name: str) -> bool:
-    """Whether a library of that name has a description."""
+    """Whether a library of that name has a description.
+
+    Then what is found for ``like=`` is kept. Another name is that of the module that is imported
+    now, with the function that it has now: it may be reloaded, or be a test's double.
+    """
     return name in KNOWN or (name not in _NO_LIBRARY and _of_others(name) is not None)
 
 
@@ -218,7 +222,11 @@ def _installed() -> list[str]:
     return found
 
 
-_find_by_name = lru_cache(maxsize=32)(_search)  # a search takes as long as torch's import
+def _find_by_name(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
+    return _find_described(name) if is_known(name) else _search(name)
+
+
+_find_described = lru_cache(maxsize=32)(_search)
 
 
 def _find_by_module(module: ModuleType) -> tuple[Library, Callable[[Tensor], Any]]:
