@@ -728,7 +728,7 @@ values.RULES.extend(
         subclasses(BaseException, errors.pack_exception),
         values.defining("__call__", functions.pack_callable),
         tensors.native_rule,
-        lambda _cls: objects.pack_opaque,  # carried as it is
+        lambda _cls: tensors.pack_other,  # carried as it is
     )
 )
 

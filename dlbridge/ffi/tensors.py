@@ -63,6 +63,7 @@ from .any import (
     lent_numpy,
     lent_torch,
     pack,
+    packers,
     untrack,
 )
 from .errors import raised
@@ -252,6 +253,17 @@ def _pack_native(value: Any, keep: Temporaries) -> tuple[int, int]:
         return pack_opaque(value, keep)
     keep.append(tensor)
     return pack_own(tensor, keep, value)
+
+
+def pack_other(value: Any, keep: Temporaries) -> tuple[int, int]:
+    """An object of a class that no rule knows, as it is; as a tensor if it has become one."""
+    cls = type(value)
+    if hasattr(cls, "__as_tensor__") or hasattr(cls, "__dlpack__"):
+        packer = tensor_rule(cls)
+        if packer is not None:
+            packers[cls] = packer
+            return packer(value, keep)
+    return pack_opaque(value, keep)
 
 
 def _tensor_object(owner: OwnExport | Received, kind: type[Handle] = Handle) -> Handle:

@@ -109,15 +109,16 @@ class ForeignTable:
 
 
 def table_of(cls: type) -> ForeignTable | None:
-    """The exchange table of *cls*, or None if it has none that we can use."""
-    try:
-        return _tables[cls]
-    except KeyError:
-        found = _tables[cls] = _find_table(cls)
-        return found
+    """The exchange table of *cls*, or None if it has none yet that we can use."""
+    found = _tables.get(cls)
+    if found is None:
+        found = _find_table(cls)
+        if found is not None:
+            _tables[cls] = found
+    return found
 
 
-_tables: weakref.WeakKeyDictionary[type, ForeignTable | None] = weakref.WeakKeyDictionary()
+_tables: weakref.WeakKeyDictionary[type, ForeignTable] = weakref.WeakKeyDictionary()
 
 
 def _find_table(cls: type) -> ForeignTable | None:

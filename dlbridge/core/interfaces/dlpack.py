@@ -148,9 +148,10 @@ def _find_traits(cls: type) -> _ProducerTraits:
     table = None if is_tensor else table_of(cls)
     library = library_of(cls) or _NO_LIBRARY
     traits = _ProducerTraits(library, _has_numpys_method(cls), is_tensor, is_producer, table)
-    # Only classes that live for ever anyway; others are asked each time.
+    # Only classes that live for ever anyway; others are asked each time. And so are those that give
+    # no tensors: an attribute that they get later counts.
     home = sys.modules.get(cls.__module__)
-    if getattr(home, cls.__qualname__, None) is cls:
+    if getattr(home, cls.__qualname__, None) is cls and (is_tensor or is_producer or table):
         _TRAITS[cls] = traits
     return traits
 

@@ -322,9 +322,12 @@ def table_capsule(cls: type) -> Any:
         return _filled(
             _managed_tensor_from_py_object, _managed_tensor_to_py_object, _dltensor_from_py_object
         )
-    make = getattr(cls, "__from_tensor__", None)
-    take = _managed_tensor_to_py_object if make is None else _taker(make)
-    return _filled(_managed_tensor_from_exporter, take, ffi.NULL)
+
+    def make(tensor: Tensor) -> object:  # the class may get the method after the table
+        own = getattr(cls, "__from_tensor__", None)
+        return tensor if own is None else own(tensor)
+
+    return _filled(_managed_tensor_from_exporter, _taker(make), ffi.NULL)
 
 
 def _filled(export: Any, take: Any, borrow: Any) -> Any:

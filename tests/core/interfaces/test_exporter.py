@@ -289,6 +289,37 @@ def test_back_without_a_method():
         bridge.to_device(FLOATS, "cpu", like=OneWay)
 
 
+def test_methods_that_a_class_gets_later(monkeypatch):
+    """Also one without our base class, which was no tensor when it was asked first."""
+    peer("tvm_ffi")
+
+    class Later:
+        pass
+
+    class LaterBack(bridge.Exporter):
+        def __as_tensor__(self):
+            return bridge.zeros(3)
+
+    for cls in (Later, LaterBack):
+        cls.__qualname__ = cls.__name__
+        monkeypatch.setattr(sys.modules[__name__], cls.__name__, cls, raising=False)
+    x, seen = Later(), []
+    function = bridge.ffi.convert(lambda t: seen.append(getattr(t, "shape", None)))
+    function(x)
+    with pytest.raises(TypeError, match="no __dlpack__"):
+        bridge.from_dlpack(x)
+    Later.__as_tensor__ = lambda _self: bridge.zeros(2)
+    function(x)
+    assert seen == [None, (2,)]
+    assert bridge.from_dlpack(x).shape == (2,)
+
+    raw = Producer((2, 3), content=FLOATS.tobytes())
+    assert isinstance(wrapped(table_of(LaterBack), raw.build()), bridge.Tensor)
+    LaterBack.__from_tensor__ = classmethod(lambda cls, _tensor: cls())
+    assert type(wrapped(table_of(LaterBack), raw.build())) is LaterBack
+    assert type(bridge.to_device(FLOATS, "cpu", like=LaterBack)) is LaterBack
+
+
 class Failing(bridge.Exporter):
     def __as_tensor__(self):
         raise LookupError("no memory any more")

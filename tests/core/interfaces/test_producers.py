@@ -6,6 +6,7 @@ A comment ``# C12`` names the line of docs/conformance.md that the test shows.
 from __future__ import annotations
 
 import gc
+import sys
 from math import prod
 
 import numpy as np
@@ -23,6 +24,7 @@ from stream_backend import Streams, installed
 
 import dlbridge
 from dlbridge.conformance.cases import drop_with_error
+from dlbridge.core.dlpack.foreign_tables import table_of
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY
 
 FLOATS = np.arange(6, dtype="float32")
@@ -120,6 +122,44 @@ def test_what_is_no_producer():  # C7
     ):
         with pytest.raises(TypeError, match=missing):
             dlbridge.from_dlpack(thing)
+
+
+def test_a_class_that_becomes_a_producer_later(monkeypatch):
+    """What a class lacks is asked for again, where it lives for ever, too; X11 is of its table."""
+
+    class Later:
+        pass
+
+    Later.__qualname__ = "Later"
+    monkeypatch.setattr(sys.modules[__name__], "Later", Later, raising=False)
+    x, seen = Later(), []
+    function = dlbridge.ffi.convert(lambda t: seen.append(type(t)))
+    with pytest.raises(TypeError, match="no __dlpack__"):
+        dlbridge.from_dlpack(x)
+    assert table_of(Later) is None
+    function(x)
+    function(x)
+    Later.__dlpack__ = lambda _self, **keywords: FLOATS.__dlpack__(**keywords)
+    Later.__dlpack_device__ = lambda _self: (1, 0)
+    for _ in range(2):
+        assert dlbridge.from_dlpack(x).tolist() == FLOATS.tolist()
+        function(x)
+    Later.__dlpack_c_exchange_api__ = dlbridge.Tensor.__dlpack_c_exchange_api__
+    assert table_of(Later) is not None
+    assert seen == [Later, Later, *[type(dlbridge.from_dlpack(FLOATS))] * 2]
+
+
+def test_a_class_whose_metaclass_has_the_method_is_none():
+    class Meta(type):
+        def __dlpack__(cls):
+            raise AssertionError
+
+    seen = []
+    function = dlbridge.ffi.convert(lambda t: seen.append(type(t)))
+    x = Meta("Instance", (), {})()
+    function(x)
+    function(x)
+    assert seen == [type(x)] * 2
 
 
 def test_a_device_of_numpys_integers():  # P2
