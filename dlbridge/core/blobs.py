@@ -6,7 +6,7 @@ import ctypes
 import sys
 from functools import lru_cache
 from math import prod
-from operator import index, mul
+from operator import attrgetter, index, mul
 from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
@@ -90,9 +90,11 @@ def from_blob(
         Whether nobody may write to the memory.
     owner : object, optional
         Kept as long as anything uses the memory: the tensor, its views, and each consumer.
+        It must not hold the tensor itself: the two would keep each other for ever.
     deleter : callable, optional
         Called with *data*, once, when nothing uses the memory any more; on a device, when
-        dlbridge's work on it is done. *owner* is let go after that.
+        dlbridge's work on it is done. *owner* is let go after that. The deleter must not hold
+        the tensor either: no bound method of an object that does.
     stream : StreamLike, optional
         Where the memory was written last, by the rules of the device: dlbridge's work, and
         that of each consumer, comes after what is queued there now. None or -1: it is ready.
@@ -108,8 +110,9 @@ def from_blob(
         If an argument is not of its kind: *data* is an array, for example.
     ValueError
         If the elements cannot be there: *data* is NULL, an extent is negative, an address
-        wraps around or is not aligned, elements lie outside a ctypes or cffi array, or a
-        pointer to another type than *dtype* is given.
+        wraps around or is not aligned, elements lie outside a ctypes or cffi array, a
+        pointer to another type than *dtype* is given, or *owner* or the object of a bound
+        *deleter* is an `Exporter` whose attribute waits for this tensor.
     ExchangeError
         If the device does not exist, or its backend does not know the memory.
     BackendUnavailable
@@ -117,6 +120,11 @@ def from_blob(
 
     Notes
     -----
+    The collector cannot see what keeps *owner* and *deleter*: numpy's arrays and the structs of
+    consumers in C do not show it, and a deleter must still be there when all else has ended. So a
+    cycle through them is never freed. Let *owner* be another object than the one with the
+    tensor, the one that has the memory, and *deleter* a function that needs nothing but *data*.
+
     If it raises, *deleter* is not called, and the memory is still yours. After that *deleter*
     is called in the thread that lets the memory go, which may be any thread, also one of C,
     or within a garbage collection. Nobody can catch its exceptions: they go to
@@ -168,8 +176,8 @@ def from_blob(
         _check_elements(where, address, byte_offset, kind, extents, steps, limit)
         if count and where is not CPU:
             address = _bound(where, address)
-    if deleter is not None:
-        _check_deleter(deleter, data)
+    if owner is not None or deleter is not None:
+        _check_end(owner, deleter, data)
     if _blobs.ended:  # a signal handler has cut the end of another one off
         _blobs.sweep()
     if deleter is None and (where is CPU or keep is None):
@@ -482,6 +490,33 @@ def _bound(where: Device, address: int) -> int:
             f"the memory {address:#x} is on {found}, not on {where}; pass device={str(found)!r}"
         )
     return data
+
+
+def _check_end(owner: object, deleter: Any, data: object) -> None:
+    """Raise for an owner and a deleter that cannot end the memory, as far as it shows now."""
+    if owner is not None:
+        _check_not_held(owner, "owner")
+    if deleter is not None:
+        _check_deleter(deleter, data)
+        if (bound := getattr(deleter, "__self__", None)) is not None:
+            _check_not_held(bound, "deleter")
+
+
+def _check_not_held(holder: object, role: str) -> None:
+    """ValueError for an `Exporter` whose attribute will hold the tensor, as far as it shows now."""
+    named: str | None = getattr(getattr(type(holder), "__as_tensor__", None), "attribute", None)
+    if named is None:
+        return
+    try:
+        attrgetter(named)(holder)
+    except AttributeError as exc:
+        name = f"{origin_of(holder)}.{named}"
+        raise ValueError(
+            f"the {role} of this memory is an Exporter, and {name} is not there yet: with this "
+            "tensor in it the two would keep each other for ever, as the collector does not see "
+            "what numpy keeps. Let owner be the object that has the memory and deleter a function "
+            "of data alone, or define __as_tensor__(), which makes the tensor for each call"
+        ) from exc
 
 
 def _check_deleter(deleter: Any, data: object) -> None:

@@ -445,6 +445,50 @@ def test_from_blob_that_fails_leaves_the_memory_alone(reported):
     assert (calls, reported) == ([], [])
 
 
+class Held(bridge.Exporter, tensor="tensor"):
+    """Its attribute is to hold the tensor, so it cannot be the owner."""
+
+    def __init__(self, **keywords):
+        self.tensor = bridge.from_blob(AT, 3, "uint8", **keywords)
+
+    def free(self, data):
+        raise AssertionError
+
+
+def test_an_exporter_that_will_hold_the_tensor_is_no_owner():
+    x = object.__new__(Held)
+    for role, keywords in {"owner": {"owner": x}, "deleter": {"deleter": x.free}}.items():
+        with pytest.raises(ValueError, match=rf"{role}.*Held\.tensor is not there.*__as_tensor__"):
+            x.__init__(**keywords)
+    x.__init__()
+    other = bridge.from_blob(AT, 3, "uint8", owner=x)  # x holds another tensor
+    watch = weakref.ref(x)
+    del x, keywords
+    gc.collect()
+    assert watch() is not None
+    del other
+    gc.collect()  # the errors have their frames
+    assert watch() is None
+
+
+def test_a_deleter_that_has_the_tensor_keeps_itself():
+    class Block:
+        def free(self, data):
+            calls.append(data)
+
+    calls = []
+    block = Block()
+    block.tensor = bridge.from_blob(AT, 3, "uint8", deleter=block.free)
+    watch = weakref.ref(block)
+    del block
+    gc.collect()
+    assert calls == []
+    del watch().tensor
+    gc.collect()
+    assert calls == [AT]
+    assert watch() is None
+
+
 def test_an_owner_that_has_the_tensor_keeps_itself():
     """numpy does not show the collector what an array keeps; docs/howto/bring-your-pointer.md."""
     calls = []
