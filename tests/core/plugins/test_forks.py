@@ -59,3 +59,41 @@ def test_no_finalizer_reaches_a_driver_before_the_stub_is_there():
 def test_a_collector_that_is_off_stays_off():
     code = COLLECTED.format(before="gc.disable()", enabled=False, collect="gc.collect()")
     assert run_script(code) == ""
+
+
+# A thread uses a name for the first time, and the process forks in the middle of its import.
+FIRST_USE = """
+import os, signal, sys, threading, time
+import numpy
+import dlbridge as bridge
+
+def use():
+    {use}
+
+before = set(sys.modules)
+thread = threading.Thread(target=use)
+thread.start()
+while not any(name.startswith("dlbridge.") for name in sys.modules.keys() - before):
+    time.sleep(0)
+time.sleep({delay})
+child = os.fork()
+if not child:
+    signal.alarm(30)  # one that hangs is ended
+    use()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+thread.join()
+"""
+FIRST_USES = {
+    "from_dlpack": "bridge.from_dlpack(numpy.zeros(3))",
+    "to_device": "bridge.to_device(numpy.zeros(3), 'cpu', copy=True)",
+    "method": "repr(bridge.asarray(numpy.zeros(3)))",
+    "ffi": "bridge.ffi.Array",
+    "load": "bridge.load",
+    "explain": "bridge.explain(numpy.zeros(3), 'cpu')",
+}
+
+
+@pytest.mark.parametrize("use", FIRST_USES.values(), ids=FIRST_USES)
+def test_a_child_of_a_fork_in_the_middle_of_a_first_use_does_not_hang(use):
+    assert run_script(FIRST_USE.format(use=use, delay=0.005)) == ""
