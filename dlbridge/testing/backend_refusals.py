@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import threading
 from contextlib import suppress
 from functools import partial
@@ -191,12 +192,15 @@ class RefusalTests(PublicCase):
     def test_memory_of_another_device_is_refused(
         self, devices: list[DeviceUnderTest], operation: str
     ) -> None:
-        """If ``data`` is a handle: that of one device is none of another's."""
+        """If ``data`` is a handle: that of one device is none of another's.
+
+        Nor is it where the other has another driver, which might take the handle for its own.
+        """
         self.need_handles(devices[0].backend)
         if len(devices) < 2:
             pytest.skip("there is one device")
-        calls = self.calls(devices[0], operation)
-        self.check(calls, operation, devices[1], devices[0].device_id)
+        for device, owner in itertools.permutations(devices, 2):
+            self.check(self.calls(device, operation), operation, owner, device.device_id)
 
     @pytest.mark.parametrize("member", ["copy_from_host", "copy_to_host", "synchronize", "wait"])
     def test_unknown_streams_do_no_work(self, device: DeviceUnderTest, member: str) -> None:

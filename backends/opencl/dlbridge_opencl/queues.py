@@ -12,6 +12,7 @@ from weakref import ref
 
 import pyopencl as cl
 
+from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import recall, remember, shared_lock
 from dlbridge.kit.streams import NO_ORDER, StreamRules
 
@@ -88,8 +89,18 @@ def _described(device_id: int, queue: cl.CommandQueue) -> Stream:
 
 
 def new(device_id: int, context: cl.Context) -> cl.CommandQueue:
-    """A new in-order queue in *context*, which only the caller knows."""
+    """A new in-order queue in *context*, which only the caller knows.
+
+    ExchangeError if the device is none of the context's. A context of another driver must not be
+    given to this one: PoCL 3.1 reads it as its own, and that is a crash (measured).
+    """
     chosen = devices.device(device_id)
+    if chosen.handle not in context.devices:
+        names = ", ".join(handle.name for handle in context.devices)
+        raise ExchangeError(
+            f"opencl: the memory is on {names}, not on opencl:{device_id}, {chosen.name}; use it "
+            "by the number of its own device"
+        )
     doing = f"making a queue on {chosen.name}"
     queue: cl.CommandQueue = chosen.driver.run(doing, cl.CommandQueue, context, chosen.handle)
     return queue
@@ -160,7 +171,13 @@ def normalize_stream(device_id: int, stream: object) -> int:
     handle = _RULES.normalize(stream)
     if handle == 0:
         return current_stream(device_id)
-    if handle != NO_ORDER and handle not in OURS:
+    ours = OURS.get(handle)
+    if ours is not None and ours.device.number != device_id:
+        raise ValueError(
+            f"opencl: stream {handle:#x} is on opencl:{ours.device.number}, not on "
+            f"opencl:{device_id}"
+        )
+    if handle != NO_ORDER and ours is None:
         _adopt(device_id, handle)
     return handle
 

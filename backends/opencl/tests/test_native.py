@@ -8,6 +8,7 @@ import numpy as np
 import pyopencl as cl
 import pyopencl.array
 import pytest
+from scripts import run_script
 
 import dlbridge as bridge
 from dlbridge.errors import ExchangeError
@@ -294,3 +295,34 @@ def test_an_array_is_on_the_queue_that_the_user_has_chosen(opencl, queue):
     with bridge.use_stream("opencl:0", queue):  # of another context, where the memory is not
         assert tensor.to_native().context == mine.context
         assert bridge.ones(3, device="opencl:0").to_native().queue is queue
+
+
+OF_ANOTHER_DEVICE = """
+import itertools
+from dlbridge.core.plugins.registry import backend
+from dlbridge.errors import ExchangeError
+from dlbridge.protocol import NativeArray
+
+opencl = backend("opencl")
+for named, at in itertools.permutations(range(opencl.device_count()), 2):
+    memory = opencl.allocate(at, 64, 64, 0)
+    array = NativeArray(named, memory.data, 0, "uint8", (64,), None, readonly=False, owner=memory)
+    try:
+        opencl.to_native(array)
+    except ExchangeError as exc:
+        assert f"not on opencl:{named}" in str(exc), exc
+    else:
+        raise AssertionError(f"memory of opencl:{at} is an array on opencl:{named}")
+    try:
+        opencl.normalize_stream(named, opencl.current_stream(at))
+    except ValueError as exc:
+        assert f"not on opencl:{named}" in str(exc), exc
+    else:
+        raise AssertionError(f"a queue of opencl:{at} is a stream of opencl:{named}")
+print("refused")
+"""
+
+
+def test_memory_and_queues_of_another_device_are_refused(opencl):
+    """In a process of its own: a driver crashes with a context of another one."""
+    assert "refused" in run_script(OF_ANOTHER_DEVICE)
