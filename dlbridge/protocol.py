@@ -26,7 +26,9 @@ Rules that hold for every member:
   default. -1 ("do not order") is only what ``normalize_stream`` returns. Work may be
   queued on a stream; it is complete after ``synchronize``. A backend without
   `SupportsStreams` completes everything before it returns.
-* dlbridge never requests 0 bytes, and the two sides of one copy never overlap.
+* dlbridge never requests 0 bytes, and the two sides of a copy inside a device never overlap. Host
+  memory in a copy may be the device's own where the two share memory (a host view, an import): the
+  result is as if the source had been read before anything is written.
 * Every member may be called from any thread.
 * If a driver refuses a call, raise `dlbridge.errors.DeviceError`; if the device
   has not enough memory, `dlbridge.errors.DeviceMemoryError`; for a request that

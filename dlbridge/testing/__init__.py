@@ -33,6 +33,7 @@ from .backend_memory import ExportableTests, MemoryTests, TrimTests
 from .backend_moves import ExchangeTests, MoveTests
 from .backend_native import NativeTests
 from .backend_order import OrderTests, StreamTests
+from .backend_overlaps import OverlapTests
 from .backend_process import ProcessTests
 from .backend_refusals import LostTests, RefusalTests
 from .backend_threads import ThreadTests
@@ -49,6 +50,7 @@ class BackendTests(
     StreamTests,
     OrderTests,
     MoveTests,
+    OverlapTests,
     ExchangeTests,
     NativeTests,
     ExportableTests,

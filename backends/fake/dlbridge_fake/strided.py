@@ -65,9 +65,10 @@ def _runs(
     shape, strides, run_nbytes = into_region
 
     def work() -> None:
+        taken = bytes(source)  # the host's side may be a view of the device's
         for index in itertools.product(*map(range, shape)):
             to = sum(map(int.__mul__, index, strides))
             at = sum(map(int.__mul__, index, source_region.strides))
-            into[to : to + run_nbytes] = source[at : at + run_nbytes]
+            into[to : to + run_nbytes] = taken[at : at + run_nbytes]
 
     return work

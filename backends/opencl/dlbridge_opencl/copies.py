@@ -6,6 +6,10 @@ clEnqueueWriteBuffer is as fast as one that is waited for later, and as map,
 memcpy and unmap, or faster. On an H100 it was faster than copies through pinned
 memory (docs/benchmarks/opencl-copy-h100.md).
 
+PoCL 3.1 copies nothing, and says so to nobody, where the host's memory begins where the
+buffer's does (measured; 3.0 as well), and it copies forwards where the two overlap. So what is
+read or written on the host is a copy of its own where it lies in the buffer's memory.
+
 A region is one rectangle, or one for each entry of its outer dimension where the pitches are
 not as OpenCL wants them.
 """
@@ -17,13 +21,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyopencl as cl
+from numpy.lib.stride_tricks import as_strided
 
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Region, Span
 
 from . import devices, queues
 from .driver import copy_buffer, read_buffer, write_buffer
-from .memory import Memory, find, find_target
+from .memory import Memory, find, find_target, is_over, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,13 +107,22 @@ def _in_its_context(device_id: int, at: queues.Stream, context: cl.Context) -> c
 
 def copy_from_host(target: Span, source: memoryview, stream: int) -> None:
     """Copy the bytes of *source* to *target*; *source* is not needed after the return."""
-    what = "copying from the host", stream, target.device_id, (target,), write_buffer
+    memory = find(target)
+    if memory.host_address and is_over(memory, source):
+        source = memoryview(bytes(source))
+    what = "copying from the host", stream, target.device_id, (memory,), write_buffer
     command(*what, source, target.offset, None, True, blocks=True)
 
 
 def copy_to_host(source: Span, into: memoryview, stream: int) -> None:
     """Copy to the host; done on return."""
-    what = "copying to the host", stream, source.device_id, (source,), read_buffer
+    memory = find(source)
+    what = "copying to the host", stream, source.device_id, (memory,), read_buffer
+    if memory.host_address and is_over(memory, into):
+        apart = memoryview(bytearray(into.nbytes))
+        command(*what, apart, source.offset, None, True, blocks=True)
+        into[:] = apart
+        return
     command(*what, into, source.offset, None, True, blocks=True)
 
 
@@ -174,7 +188,8 @@ def copy_strided(
         return
 
     def enqueue(queue: cl.CommandQueue, into: cl.Buffer, origin: cl.Buffer) -> None:
-        there, here = _whole(into, target.offset), _whole(origin, source.offset)
+        # PoCL 3.1 crashes in clEnqueueCopyBufferRect on a part of a buffer (measured).
+        there, here = whole(into, target.offset), whole(origin, source.offset)
         if there[0] != here[0]:
             _on_device(queue, there, strides, here, source_region)
             return
@@ -206,17 +221,6 @@ def _on_device(
         )
 
     _by_rectangles(enqueue, region, strides, region.strides)
-
-
-def _whole(buffer: cl.Buffer, offset: int) -> tuple[cl.Buffer, int]:
-    """The buffer that *buffer* is a part of, or itself, and the offset in it.
-
-    PoCL 3.1 crashes in clEnqueueCopyBufferRect on a part (measured).
-    """
-    parent = buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
-    if not isinstance(parent, cl.Buffer):
-        return buffer, offset
-    return parent, offset + buffer.get_info(cl.mem_info.OFFSET)
 
 
 def copy_strided_from_host(
@@ -251,6 +255,18 @@ def _with_host(
             f"{host.nbytes}"
         )
 
+    memory = find(span)
+    if memory.host_address and is_over(memory, host[: host_region.extent]):
+        shape, strides, run_nbytes = host_region
+        runs = as_strided(np.frombuffer(host, "u1"), (*shape, run_nbytes), (*strides, 1))
+        apart = runs.copy()
+        dense = Region(shape, _packed(shape, run_nbytes), run_nbytes)
+        given = span, region, apart.reshape(-1).data, dense, stream
+        _with_host(doing, *given, to_host=to_host)
+        if to_host:
+            runs[...] = apart
+        return
+
     def enqueue(queue: cl.CommandQueue, buffer: cl.Buffer) -> None:
         sides = (host, buffer) if to_host else (buffer, host)
 
@@ -268,7 +284,7 @@ def _with_host(
 
         _by_rectangles(rectangle, region, region.strides, host_region.strides)
 
-    command(doing, stream, span.device_id, (span,), enqueue, blocks=True)
+    command(doing, stream, span.device_id, (memory,), enqueue, blocks=True)
 
 
 def _by_rectangles(

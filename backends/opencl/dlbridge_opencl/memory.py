@@ -14,12 +14,22 @@ import numpy as np
 import pyopencl as cl
 
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
-from dlbridge.kit.resources import AllocationOwner, Owner, Resources, do_all, recall
+from dlbridge.kit.resources import (
+    AllocationOwner,
+    Owner,
+    Resources,
+    do_all,
+    recall,
+    remember,
+    shared_lock,
+)
 
 from . import devices, foreign, queues
 from .driver import lasting, write_buffer
 
 if TYPE_CHECKING:
+    from weakref import ref
+
     from dlbridge.protocol import Span
 
 FROM_HOST = 64 << 10
@@ -43,6 +53,7 @@ class Memory:
         "buffer",
         "context",
         "device",
+        "host_address",
         "in_place",
         "is_ours",
         "is_readonly",
@@ -65,6 +76,8 @@ class Memory:
         """Whether the memory is the host's."""
         self.is_readonly = False
         """Whether it was imported to be read only."""
+        self.host_address = 0
+        """The host's address of its first byte; 0 where nobody has asked for it."""
 
 
 live: dict[int, Memory] = lasting({})
@@ -151,7 +164,62 @@ def memory_at(device_id: int, data: int) -> Memory:
     memory = Memory(devices.device(device_id), buffer.context, buffer.size, 0)
     memory.buffer, memory.is_ours = buffer, False
     memory.users = recall(queues.users_of, data)
+    if memory.device.shares_memory:
+        memory.host_address = _host_address(buffer)
     return memory
+
+
+# Where the host has the bytes -----------------------------------------------------
+
+
+class Place:
+    """Where the host has the first byte of a user's buffer: as long as a view of it lives."""
+
+    __slots__ = ("__weakref__", "host_address")
+
+    def __init__(self, host_address: int) -> None:
+        self.host_address = host_address
+
+
+_places: dict[int, ref[Place]] = {}
+_places_lock = shared_lock()
+
+
+def whole(buffer: Any, offset: int) -> tuple[Any, int]:
+    """The buffer that *buffer* is a part of, or itself, and the offset in it."""
+    parent = buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
+    if not isinstance(parent, cl.Buffer):
+        return buffer, offset
+    return parent, offset + buffer.get_info(cl.mem_info.OFFSET)
+
+
+def _host_address(buffer: Any) -> int:
+    """The host's address of the first byte of a user's *buffer*; 0 if it is not known."""
+    if buffer.flags & _flags.USE_HOST_PTR:
+        host = buffer.get_host_array((1,), np.uint8)
+        return int(host.__array_interface__["data"][0])
+    root, offset = whole(buffer, 0)
+    known = live.get(root.int_ptr) or recall(_places, root.int_ptr)
+    return known.host_address + offset if known is not None and known.host_address else 0
+
+
+def note_place(memory: Memory, address: int, offset: int) -> object:
+    """Note where the host has the byte *offset* of a user's *memory*; keep what is given."""
+    root, offset = whole(memory.buffer, offset)
+    known: Memory | Place | None
+    with _places_lock:
+        known = live.get(root.int_ptr) or recall(_places, root.int_ptr)
+        if known is None:
+            remember(_places, root.int_ptr, known := Place(0))
+        known.host_address = address - offset
+    return known
+
+
+def is_over(memory: Memory, host: memoryview) -> bool:
+    """Whether bytes of *host* are those of *memory*, whose `host_address` is known."""
+    begin = np.frombuffer(host, "u1").__array_interface__["data"][0]
+    first = memory.host_address
+    return bool(begin < first + memory.nbytes and first < begin + host.nbytes)
 
 
 def find(span: Span) -> Memory:
@@ -319,6 +387,7 @@ def import_host(
 
     chosen.driver.run(f"using {nbytes} bytes of host memory in place", make, allocating=True)
     owner.data, owner.nbytes = memory.buffer.int_ptr, nbytes
+    memory.host_address = address
     live[owner.data] = memory
     return owner
 

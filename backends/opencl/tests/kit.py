@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from spin import SPIN
 
+import dlbridge
 from dlbridge.testing.backend_copy import CopyTests
 from dlbridge.testing.backend_host import HostTests
 from dlbridge.testing.backend_leaks import LeakTests
@@ -27,6 +28,33 @@ class OpenCLKit:
 
         queue = cl.CommandQueue.from_int_ptr(backend.current_stream(device_id), True)
         return cl.CommandQueue(queue.context, queue.device)
+
+    def make_native(self, backend, device_id, content):
+        """An array over memory of the host's."""
+        import pyopencl as cl
+
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
+        host = dlbridge.empty(len(content), "uint8", alignment=4096).numpy()
+        host[:] = np.frombuffer(content, "u1")
+        return self.array(backend, device_id, cl.mem_flags.READ_WRITE | flags, hostbuf=host)
+
+    def more_natives(self, backend, device_id, content):
+        """Over memory of the driver's, which the host reaches or not, and over a part of it."""
+        import pyopencl as cl
+
+        flags = cl.mem_flags.READ_WRITE, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR
+        whole = [self.array(backend, device_id, each, size=len(content)) for each in flags]
+        larger = self.array(backend, device_id, flags[1], size=8192)
+        part = larger.base_data.get_sub_region(4096, len(content))
+        return [*whole, part]
+
+    def array(self, backend, device_id, *flags, **memory):
+        import pyopencl as cl
+        import pyopencl.array
+
+        queue = cl.CommandQueue.from_int_ptr(backend.current_stream(device_id), True)
+        buffer = cl.Buffer(queue.context, *flags, **memory)
+        return cl.array.Array(queue, (buffer.size,), np.uint8, data=buffer)
 
     def slow_work(self, backend, device_id, stream):
         import pyopencl as cl

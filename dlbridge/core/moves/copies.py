@@ -63,9 +63,11 @@ def from_host(target: Operand, source: Operand, progress: Progress | None) -> No
     """Copy a host tensor to a device."""
     at_hand = source.memory is None and source.contiguous  # mostly
     flat = source.carrier.data.cast("B") if at_hand else packed_bytes(source)
-    assert target.memory is not None  # only the CPU has such operands
-    if target.memory.host_start is not None:
-        # Host memory used in place: the two may be the same bytes.
+    memory = target.memory
+    assert memory is not None  # only the CPU has such operands
+    in_one_call = target.contiguous and progress is None and target.nbytes <= UNREPORTED
+    # Host memory used in place: the two may be the same bytes.
+    if memory.host_start is not None or not (in_one_call or _are_apart(target, target, progress)):
         flat = memoryview(bytearray(flat))
     _exchange(target, flat, progress, reads=False)
 
@@ -74,16 +76,39 @@ def to_host(target: Operand, source: Operand, progress: Progress | None) -> None
     """Copy a device tensor to the host."""
     memory = source.memory
     assert memory is not None  # only the CPU has such operands
-    # Host memory used in place: the two may be the same bytes.
-    in_place = memory.host_start is not None and not target.is_new
     if not source.contiguous and needs_full_span(source):
         _span_to_host(target, source, progress)
         return
-    if in_place or not target.contiguous:
+    in_one_call = source.contiguous and progress is None and source.nbytes <= UNREPORTED
+    # Host memory used in place: the two may be the same bytes.
+    in_place = memory.host_start is not None and not target.is_new
+    if (
+        in_place
+        or not target.contiguous
+        or not (in_one_call or _are_apart(source, target, progress))
+    ):
         _through_packed_host(target, source, progress)
         return
     into = target.carrier if target.memory is None else host_array(target)
     _exchange(source, into.data.cast("B"), progress, reads=True)
+
+
+def _are_apart(there: Operand, target: Operand, progress: Progress | None) -> bool:
+    """Whether no part of a copy between *there* and the host can change what a later one reads.
+
+    In one call the backend itself copes with host memory that is the device's.
+    """
+    if target.is_new:
+        return True
+    plugin, memory = plugin_of(there.device), there.memory
+    assert memory is not None
+    if there.contiguous:
+        several = there.nbytes > (UNREPORTED if progress is None else REPORTED)
+    else:
+        several = _calls(plugin, *region(there)) > 1
+    if not several or plugin.host_view is None or plugin.host_view_refusal is None:
+        return True
+    return bool(plugin.host_view_refusal(there.device.index, memory.data))
 
 
 def _exchange(there: Operand, flat: memoryview, progress: Progress | None, *, reads: bool) -> None:
