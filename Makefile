@@ -11,7 +11,9 @@ VERSIONS := -c tests/requirements.txt
 EXTRAS := test,lint,cdefs
 # Three processes at a time, each with its own test files or classes: many wait for programs that
 # they start.
-PARALLEL := -n 3 --dist loadscope
+# Without --max-worker-restart, loadscope gives the test that has ended a worker to the next new one,
+# and when no more may start, pytest waits for ever.
+PARALLEL := -n 3 --dist loadscope --max-worker-restart=0
 PYTEST := $(BIN)/python -m pytest -q
 # Where each pytest of make test writes what it skipped.
 NOT_RUN := $(abspath $(VENV))/not-run

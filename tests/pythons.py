@@ -41,7 +41,7 @@ ROOMS = [
 MORE = ["tests/core", *of_ffi(FFI), "tests/safety"]
 WITH_PEERS = ["tests/core/libraries", "tests/core/interfaces", *of_ffi(FFI_WITH_PEERS)]
 PEERS = ["-e", ".[peers]", "-e", "backends/opencl"]
-PARALLEL = ["-n", "3", "--dist", "loadfile"]
+PARALLEL = ["-n", "3", "--dist", "loadfile", "--max-worker-restart=0"]
 ASK = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
 
 
