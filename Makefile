@@ -20,13 +20,14 @@ NOT_RUN := $(abspath $(VENV))/not-run
 # All tests but those that need hardware, or minutes each.
 ALL := -m 'not gpu and not amd and not stress'
 
-.PHONY: help setup demo test test-quick test-all test-core test-backends test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels storm clean
+.PHONY: help setup demo test test-quick test-all test-core test-backends test-opencl-platforms test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels storm clean
 
 help:
 	@echo "make demo     a photograph through every backend of this machine"
 	@echo "make test     the tests: core and backends, on this Python (minutes)"
 	@echo "make test-quick  those of the core and the FFI that start no process (a minute or two)"
 	@echo "make test-all also other CPythons and the checks of the tests themselves; not stress, gpu, amd"
+	@echo "make test-opencl-platforms   OpenCL with three drivers in one process (half a minute)"
 	@echo "make setup    only installs what the tests need, into .venv"
 	@echo "make test-newest, make test-nightly   beside the newest releases; beside tonight's numpy and torch"
 	@echo "make test-lowest   the core and the FFI with the lowest versions that are allowed"
@@ -91,6 +92,10 @@ test-backends: $(VENV)/.test
 	@set -e; for name in $(BACKENDS) $(LARGE); do \
 	  if [ -d backends/$$name/tests ]; then echo "backends/$$name"; $(PYTEST) $(PARALLEL) $(SELECTED) backends/$$name/tests; fi; \
 	done
+
+# OpenCL with Debian's PoCL, PoCL's wheel and Oclgrind in one process: half a minute.
+test-opencl-platforms: $(VENV)/.test
+	$(BIN)/python tests/opencl_platforms.py
 
 # What tests the tests, too: each wait taken out of a backend in turn, one fault at a time in a
 # device; OpenCL's tests on its other drivers; the newest CPython here beside the newest peers.
