@@ -19,6 +19,7 @@ from dlbridge.core.implementation_details.handlers import (
     raise_when_dropped,
     unless_handler,
 )
+from dlbridge.core.interfaces.exporter import Exporter
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.plugins.contract import parameters_of
 from dlbridge.core.plugins.lookup import find_device, plugin_of
@@ -176,7 +177,7 @@ def from_blob(
         _check_elements(where, address, byte_offset, kind, extents, steps, limit)
         if count and where is not CPU:
             address = _bound(where, address)
-    if owner is not None or deleter is not None:
+    if deleter is not None or isinstance(owner, Exporter):
         _check_end(owner, deleter, data)
     if _blobs.ended:  # a signal handler has cut the end of another one off
         _blobs.sweep()
@@ -494,17 +495,17 @@ def _bound(where: Device, address: int) -> int:
 
 def _check_end(owner: object, deleter: Any, data: object) -> None:
     """Raise for an owner and a deleter that cannot end the memory, as far as it shows now."""
-    if owner is not None:
-        _check_not_held(owner, "owner")
+    _check_not_held(owner, "owner")
     if deleter is not None:
         _check_deleter(deleter, data)
-        if (bound := getattr(deleter, "__self__", None)) is not None:
-            _check_not_held(bound, "deleter")
+        _check_not_held(getattr(deleter, "__self__", None), "deleter")
 
 
 def _check_not_held(holder: object, role: str) -> None:
     """ValueError for an `Exporter` whose attribute will hold the tensor, as far as it shows now."""
-    named: str | None = getattr(getattr(type(holder), "__as_tensor__", None), "attribute", None)
+    named: str | None = None
+    if isinstance(holder, Exporter):
+        named = getattr(type(holder).__as_tensor__, "attribute", None)
     if named is None:
         return
     try:
