@@ -95,6 +95,8 @@ def set_stream(device_type: int, device_id: int, stream: int) -> None:
     Who wants to put the one before back has to read it first: after an interruption it is known
     then, whether it was replaced or not.
     """
+    if stream >= 1 << 64:  # the cast would take a part of it
+        raise ValueError(f"stream {stream:#x} is none: a handle has 64 bits")
     if C.TVMFFIEnvSetStream(device_type, device_id, ffi.cast("void *", stream), ffi.NULL):
         raise raised()
 

@@ -53,6 +53,14 @@ SEEN = {
 }
 
 
+def test_a_stream_of_more_than_64_bits_is_refused(look, monkeypatch):
+    """C would be given the lower half of it."""
+    monkeypatch.setattr(StreamTensor, "__tvm_ffi_env_stream__", lambda _self: (1 << 64) + 0xBEEF)
+    with pytest.raises(ValueError, match="stream 0x1000000000000beef is none"):
+        look(StreamTensor((2, 0)))
+    assert streams() == {}
+
+
 @pytest.mark.parametrize("name", SEEN)
 def test_streams_of_arguments(look, name):
     arguments, expected = SEEN[name]
