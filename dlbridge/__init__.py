@@ -71,7 +71,6 @@ TYPE_CHECKING = False  # as in typing, whose import would take half of ours
 if TYPE_CHECKING:
     from . import ffi as ffi
     from .casts import astype as astype
-    from .core.accepting import accepts as accepts
     from .core.api import (
         asarray as asarray,
         copy_ as copy_,
@@ -80,7 +79,6 @@ if TYPE_CHECKING:
         plan as plan,
         to_device as to_device,
     )
-    from .core.blobs import from_blob as from_blob
     from .core.creation import (
         empty as empty,
         empty_like as empty_like,
@@ -92,11 +90,6 @@ if TYPE_CHECKING:
         zeros as zeros,
         zeros_like as zeros_like,
     )
-    from .core.interfaces.anything import device_of as device_of
-    from .core.interfaces.array_interfaces import (
-        from_cuda_array_interface as from_cuda_array_interface,
-    )
-    from .core.interfaces.exporter import Exporter as Exporter
     from .core.moves.host_views import HostView as HostView
     from .core.moves.plans import Plan as Plan, Step as Step, Trace as Trace, trace as trace
     from .core.plugins.lookup import device as device, devices as devices, trim as trim
@@ -130,21 +123,28 @@ if TYPE_CHECKING:
     )
     from .files.loading import TensorFile as TensorFile, load as load
     from .files.saving import save as save
+    from .interop.accepting import accepts as accepts
+    from .interop.anything import device_of as device_of
+    from .interop.array_interfaces import (
+        from_cuda_array_interface as from_cuda_array_interface,
+    )
+    from .interop.blobs import from_blob as from_blob
+    from .interop.exporter import Exporter as Exporter
     from .processes.pickles import unpickle_to as unpickle_to
 
 # The list of public names; everything else here follows from it. (The imports
 # above are for type checkers, which need them written out; a test compares.)
 _PUBLIC = {
-    "core.accepting": "accepts",
+    "interop.accepting": "accepts",
     "core.api": "asarray copy_ explain from_dlpack plan to_device",
     "core.creation": "empty empty_like full full_like ones ones_like share zeros zeros_like",
-    "core.blobs": "from_blob",
+    "interop.blobs": "from_blob",
     "casts": "astype",
     "files.loading": "TensorFile load",
     "files.saving": "save",
-    "core.interfaces.array_interfaces": "from_cuda_array_interface",
-    "core.interfaces.anything": "device_of",
-    "core.interfaces.exporter": "Exporter",
+    "interop.array_interfaces": "from_cuda_array_interface",
+    "interop.anything": "device_of",
+    "interop.exporter": "Exporter",
     "core.moves.host_views": "HostView",
     "core.moves.plans": "Plan Step Trace trace",
     "processes.pickles": "unpickle_to",

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .core.api import to_device as to_device, way_to_host as way_to_host
-    from .core.interfaces.array_interfaces import (
-        array_interface as array_interface,
-        cuda_array_interface as cuda_array_interface,
-    )
-    from .core.interfaces.arrow import arrow_exporter as arrow_exporter
     from .core.interfaces.dlpack import produce as produce
-    from .core.interfaces.native import to_native as to_native
     from .core.interfaces.own_table import table_capsule as table_capsule
     from .core.moves.host_views import host_view as host_view
     from .core.moves.printing import text_of as text_of
@@ -27,6 +21,12 @@ if TYPE_CHECKING:
     from .core.tensor.array_tensor import build as build, view_resized as view_resized
     from .core.tensor.operand import operand_of as operand_of
     from .dask import token_of as token_of
+    from .interop.array_interfaces import (
+        array_interface as array_interface,
+        cuda_array_interface as cuda_array_interface,
+    )
+    from .interop.arrow import arrow_exporter as arrow_exporter
+    from .interop.native import to_native as to_native
     from .processes.pickles import (
         reduce as reduce,
         tobytes as tobytes,
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 # The table. (The imports above are for type checkers; a test compares.)
 _FUNCTIONS = {
     "core.api": "to_device way_to_host",
-    "core.interfaces.array_interfaces": "array_interface cuda_array_interface",
-    "core.interfaces.arrow": "arrow_exporter",
+    "interop.array_interfaces": "array_interface cuda_array_interface",
+    "interop.arrow": "arrow_exporter",
     "core.interfaces.dlpack": "produce",
-    "core.interfaces.native": "to_native",
+    "interop.native": "to_native",
     "core.interfaces.own_table": "table_capsule",
     "core.moves.host_views": "host_view",
     "core.moves.printing": "text_of",

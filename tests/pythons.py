@@ -39,7 +39,7 @@ ROOMS = [
     *of_ffi(FFI),
 ]
 MORE = ["tests/core", *of_ffi(FFI), "tests/safety"]
-WITH_PEERS = ["tests/core/libraries", "tests/core/interfaces", *of_ffi(FFI_WITH_PEERS)]
+WITH_PEERS = ["tests/interop", "tests/core/interfaces", *of_ffi(FFI_WITH_PEERS)]
 PEERS = ["-e", ".[peers]", "-e", "backends/opencl"]
 PARALLEL = ["-n", "3", "--dist", "loadfile", "--max-worker-restart=0"]
 ASK = "import sys; print(sys.implementation.name, *sys.version_info[:2])"

@@ -23,10 +23,10 @@ from dlbridge import (
 )
 
 # They have no public names.
-from dlbridge.core.libraries.lookup import KNOWN
+from dlbridge.core.libraries.lookup import known
 from dlbridge.core.values.text import did_you_mean
 
-LIBRARIES = tuple(name for name in KNOWN if name not in ("dlbridge", "sparse", "scipy.sparse"))
+LIBRARIES = tuple(name for name in known() if name not in ("dlbridge", "sparse", "scipy.sparse"))
 """Those that ``like=`` knows and that have dense arrays."""
 
 _COLUMNS = {"pandas", "polars", "pyarrow"}

@@ -6,11 +6,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from dlbridge.core.dlpack.exports import check_copy
-from dlbridge.core.interfaces.anything import import_anything, refuse_read_once
-from dlbridge.core.interfaces.arrow import used_up
 from dlbridge.core.interfaces.dlpack import import_producer
 from dlbridge.core.libraries.library import origin_of
-from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of
 from dlbridge.core.moves.copies import copy_elements
 from dlbridge.core.moves.progress import reporter
@@ -26,6 +23,9 @@ from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import shares_places
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
+from dlbridge.interop.anything import import_anything, refuse_read_once
+from dlbridge.interop.arrow import used_up
+from dlbridge.interop.like import as_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,11 +18,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.python_api import address_of
-from dlbridge.core.interfaces.anything import import_anything, is_copied, is_read_once
 from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
-from dlbridge.core.libraries.descriptions import to_native
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of
-from dlbridge.core.libraries.like import Conversion
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, is_known, library_of
 from dlbridge.core.moves.plans import Step, is_recording, plan_by_library, plan_move, record
 from dlbridge.core.moves.progress import reporter
@@ -37,6 +34,9 @@ from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.errors import BackendUnavailable, Error
+from dlbridge.interop.anything import import_anything, is_copied, is_read_once
+from dlbridge.interop.descriptions import to_native
+from dlbridge.interop.like import Conversion
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,7 +26,6 @@ from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import memory, undisguised, word_at
 from dlbridge.core.interfaces.own_table import _managed_tensor_allocator as managed_tensor_allocator
-from dlbridge.core.libraries.torch import LOWEST_USUAL, is_without_memory
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import (
     Begun,
@@ -39,6 +38,7 @@ from dlbridge.core.plugins.streams import (
 from dlbridge.core.tensor.array_tensor import ArrayTensor
 from dlbridge.core.values.devices import Device, device
 from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.interop.torch import LOWEST_USUAL, is_without_memory
 from dlbridge.kit.resources import shared_lock
 
 from ._lib import C, address, ffi, py

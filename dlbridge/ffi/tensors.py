@@ -34,22 +34,22 @@ from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import HARMLESS, address_in, immortal
 from dlbridge.core.interfaces.dlpack import as_tensor
-from dlbridge.core.interfaces.native import import_native, is_of_backend
 from dlbridge.core.libraries.library import origin_of
-from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import library_of
-from dlbridge.core.libraries.torch import (
-    LOWEST_USUAL,
-    is_readonly_torch,
-    plain_torch,
-    refuse_hidden,
-)
 from dlbridge.core.tensor.exchange import adopt, order_consumer, own_export_of
 from dlbridge.core.tensor.memory import access
 from dlbridge.core.tensor.metadata import carrier_of, memory_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.interop.like import as_library
+from dlbridge.interop.native import import_native, is_of_backend
+from dlbridge.interop.torch import (
+    LOWEST_USUAL,
+    is_readonly_torch,
+    plain_torch,
+    refuse_hidden,
+)
 from dlbridge.protocol import HOST_DEVICES
 
 from ._lib import C, address, destructor, ffi

@@ -11,7 +11,6 @@ import numpy as np
 
 from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import find_library
 from dlbridge.core.moves.copies import bytes_of, copy_elements, packed_bytes
 from dlbridge.core.moves.host_views import host_view
@@ -27,6 +26,7 @@ from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import check, dtype as as_dtype
 from dlbridge.errors import Error, ExchangeError, FileError
+from dlbridge.interop.like import as_library
 
 from . import gguf, npy, safetensors
 from .source import Entry, Source, name_of, open_source, refuse

@@ -94,7 +94,7 @@ def check_test_packages(*, write: bool) -> bool:
     return _run(
         Path(sys.executable),
         {"DLBRIDGE_EXPECT": "peers,opencl,vulkan"},
-        "tests/core/libraries/test_cells.py",
+        "tests/interop/test_cells.py",
         TEST_PACKAGES,
         write=write,
     )

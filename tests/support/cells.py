@@ -1,6 +1,6 @@
 """Each library, in and out: one set of checks for all, a cell of a table each.
 
-``tests/core/libraries`` runs them for the libraries among the test packages, and
+``tests/interop`` runs them for the libraries among the test packages, and
 ``tests/peers`` for those with large wheels. `main` runs some in a process of its own.
 """
 

@@ -9,11 +9,11 @@ import pytest
 from cuda_support import memory, read, slow, stream
 
 import dlbridge
-from dlbridge.core.interfaces.array_interfaces import (
+from dlbridge.errors import ExchangeError
+from dlbridge.interop.array_interfaces import (
     SYNC,
     from_cuda_array_interface,
 )
-from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Span
 
 N = 1 << 14

@@ -54,7 +54,7 @@ def test_the_numbers_are_the_programs(page):
 
 
 def test_the_environment_variables_are_the_programs(page):
-    from dlbridge.core.interfaces.array_interfaces import EXPORT_STREAM, SYNC
+    from dlbridge.interop.array_interfaces import EXPORT_STREAM, SYNC
 
     named = {row[0].strip("`") for row in table_after(page, "## The CUDA Array Interface")}
     assert named == {SYNC, EXPORT_STREAM}

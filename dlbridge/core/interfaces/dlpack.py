@@ -40,8 +40,6 @@ from dlbridge.core.values.layout import MAX_NBYTES
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
 
-from .array_interfaces import is_marked_readonly
-
 if TYPE_CHECKING:
     from dlbridge.core.dlpack.foreign_tables import ForeignTable
 
@@ -204,6 +202,25 @@ def _order_after(tensor: Tensor, producer: int, stream: Any) -> None:
         consumer = plugin.normalize_stream(device.index, stream)
         if consumer not in (-1, producer):
             plugin.wait(device.index, consumer, producer)
+
+
+def is_marked_readonly(x: Any, on_host: bool) -> bool:
+    """Whether *x* says that its memory must not be written, by anything but a DLPack capsule.
+
+    A legacy capsule has no flags: nanoarrow's is of Arrow's immutable memory, perhaps a mapped
+    file, and only the buffer of the same object is read-only.
+    """
+    interface = "__array_interface__" if on_host else "__cuda_array_interface__"
+    try:
+        if memoryview(x).readonly:
+            return True
+    except unless_handler(Exception):  # it has no buffer
+        pass
+    try:
+        said, flags = getattr(x, interface, None), getattr(x, "flags", None)
+        return bool(said and said["data"][1]) or not getattr(flags, "writeable", True)
+    except unless_handler(Exception):  # what it says cannot be read
+        return False
 
 
 def _import_by_method(

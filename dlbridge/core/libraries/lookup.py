@@ -16,7 +16,6 @@ from dlbridge.core.plugins.registry import HINTS, owner
 from dlbridge.core.values.text import did_you_mean, with_article
 from dlbridge.errors import BackendError
 
-from .descriptions import SMALL
 from .library import Library, is_array_of
 
 if TYPE_CHECKING:
@@ -37,22 +36,34 @@ _FILES = {
     "polars": "columns:POLARS",
     "pandas": "columns:PANDAS",
 }
-"""Library -> the module of this room with its description, loaded when it is asked for."""
+"""Library -> the module with its description, loaded when it is asked for."""
 
-KNOWN = (*_FILES, *SMALL)
-"""The names of the libraries that are described here."""
+_ROOM = "dlbridge.interop"
+"""Where these modules are. They stand above this one, so that it imports none by its name."""
 
 
 @lru_cache(maxsize=len(_FILES))
 def _load(name: str) -> Library:
     module, _, attribute = _FILES[name].partition(":")
-    found: Library = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+    found: Library = getattr(importlib.import_module(f"{_ROOM}.{module}"), attribute)
     return found
+
+
+@lru_cache(maxsize=1)
+def _small() -> dict[str, Library]:
+    """The descriptions that need no file of their own."""
+    found: dict[str, Library] = importlib.import_module(f"{_ROOM}.descriptions").SMALL
+    return found
+
+
+def known() -> tuple[str, ...]:
+    """The names of the libraries that are described here."""
+    return *_FILES, *_small()
 
 
 def find_description(name: str) -> Library | None:
     """The description of the library *name*, if there is one here."""
-    return _load(name) if name in _FILES else SMALL.get(name)
+    return _load(name) if name in _FILES else _small().get(name)
 
 
 def library_of(cls: type) -> Library | None:
@@ -148,7 +159,7 @@ def is_known(name: str) -> bool:
     Then what is found for ``like=`` is kept. Another name is that of the module that is imported
     now, with the function that it has now: it may be reloaded, or be a test's double.
     """
-    return name in KNOWN or (name not in _NO_LIBRARY and _of_others(name) is not None)
+    return name in known() or (name not in _NO_LIBRARY and _of_others(name) is not None)
 
 
 def find_library(like: object) -> tuple[Library, Callable[[Tensor], Any]]:
@@ -169,7 +180,8 @@ def _find_by_class(cls: type, like: object) -> tuple[Library, Callable[[Tensor],
     # `dlbridge.Exporter`: it gets the Tensor, and with it what there is to know.
     if own is not None:
         name = f"{package}.{cls.__name__}"
-        facts = SMALL["dlbridge"]._replace(name=name, arrays=(name,), make=None, keeps_types=False)
+        ours = _small()["dlbridge"]
+        facts = ours._replace(name=name, arrays=(name,), make=None, keeps_types=False)
         return facts, own
     if hasattr(cls, "__as_tensor__"):
         raise TypeError(
@@ -203,7 +215,7 @@ def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
             ) from exc
         if isinstance(exc, TypeError):
             raise
-        hint = did_you_mean(name.partition(".")[0], KNOWN)
+        hint = did_you_mean(name.partition(".")[0], known())
         raise ModuleNotFoundError(
             f"like={name!r}: there is no module {name!r} here{hint}; install it, or name a library "
             f"that is installed ({', '.join(_installed())})",
@@ -214,7 +226,7 @@ def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
 def _installed() -> list[str]:
     """The libraries with arrays that are known and are here."""
     found = []
-    for name in KNOWN:
+    for name in known():
         with suppress(ImportError, ValueError):  # of the package that it is in
             library = find_description(name) if name in sys.modules or find_spec(name) else None
             if library is not None and library.arrays:

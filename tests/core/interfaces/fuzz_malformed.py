@@ -35,10 +35,10 @@ import dlbridge.ffi
 from dlbridge.conformance.producer import COMPACT
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME, table_of
-from dlbridge.core.interfaces.array_interfaces import parse
 from dlbridge.core.plugins import registry
 from dlbridge.core.values.dtypes import check
 from dlbridge.core.values.layout import MAX_NBYTES, reach
+from dlbridge.interop.array_interfaces import parse
 
 REFUSALS = (BufferError, TypeError, ValueError)
 

@@ -8,13 +8,12 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.foreign_tables import NAMES
+from dlbridge.core.interfaces.dlpack import as_tensor, no_tensor, produce
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import ArrayTensor, MethodProperty
 from dlbridge.core.tensor.metadata import is_given_back
 from dlbridge.core.tensor.tensor import ExchangeTable, Tensor
-
-from .dlpack import as_tensor, no_tensor, produce
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.libraries.library import HOST_ONLY, Library
 from dlbridge.core.tensor.array_tensor import new_array_tensor, wrap_array
 from dlbridge.core.tensor.memory import NATIVE_DTYPES, native_dtypes
 from dlbridge.core.tensor.metadata import numpy_type
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.errors import ExchangeError
-
-from .library import HOST_ONLY, Library
 
 if TYPE_CHECKING:
     from collections.abc import Callable

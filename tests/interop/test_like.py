@@ -1,4 +1,4 @@
-"""dlbridge.core.libraries.like: tensors as other libraries' arrays, with the same values or not at all."""
+"""dlbridge.interop.like: tensors as other libraries' arrays, with the same values or not at all."""
 
 import sys
 import types
@@ -13,12 +13,12 @@ from peers import peer
 
 import dlbridge
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.libraries.like import Conversion, as_library
 from dlbridge.core.libraries.lookup import KNOWN, find_description
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import ExchangeError
+from dlbridge.interop.like import Conversion, as_library
 
 LIBRARIES = ["dlbridge", "numpy", "torch", "jax", "tvm_ffi"]
 FOREIGN = ["torch", "jax", "tvm_ffi"]
@@ -97,7 +97,7 @@ def test_shares_memory(like, kind):  # C39
 
 
 def test_the_many_names_of_a_library():
-    """Its name, module, array and class: tests/core/libraries/test_cells.py."""
+    """Its name, module, array and class: tests/interop/test_cells.py."""
     torch, jax = peer("torch"), peer("jax")
     peer("jax.numpy")
     peer("torch.utils.dlpack")

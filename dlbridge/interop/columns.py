@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.interfaces.arrow import ARROW_TYPES, pyarrow_class
+from dlbridge.core.libraries.library import HOST_ONLY, Library, origin_of
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
+from dlbridge.interop.arrow import ARROW_TYPES, pyarrow_class
 
 from .descriptions import by_numpy
-from .library import HOST_ONLY, Library, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

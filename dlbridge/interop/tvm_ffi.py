@@ -9,11 +9,10 @@ from dlbridge.core.dlpack.capsules import is_plain_host
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.dlpack import import_from_host, import_producer
+from dlbridge.core.libraries.library import ALL_HOST, Library
 from dlbridge.core.tensor.array_tensor import wrap_plain
 from dlbridge.core.tensor.memory import native_dtypes
 from dlbridge.core.values.layout import MAX_NBYTES
-
-from .library import ALL_HOST, Library
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.dlpack import import_from_host, import_producer
+from dlbridge.core.libraries.library import FLOAT8, PACKED, Library, origin_of
 from dlbridge.core.tensor.array_tensor import wrap_array, wrap_plain, writable
 from dlbridge.core.tensor.memory import NATIVE_DTYPES, native_dtypes
 from dlbridge.core.values.devices import DLDeviceType
@@ -15,8 +16,6 @@ from dlbridge.core.values.dtypes import NUMPY_OWN, dtype as as_dtype
 from dlbridge.core.values.subbyte import unpack_bits
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
-
-from .library import FLOAT8, PACKED, Library, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

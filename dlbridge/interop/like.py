@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.interfaces.native import check_whole_elements
+from dlbridge.core.libraries.library import is_array_of, origin_of
+from dlbridge.core.libraries.lookup import find_library, is_known
 from dlbridge.core.moves.transfer import move, part_of_a_step
 from dlbridge.core.plugins.registry import LOADED, backends
 from dlbridge.core.tensor.array_tensor import ArrayTensor
@@ -19,17 +20,15 @@ from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType, dtype as as_dtype
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
+from dlbridge.interop.native import check_whole_elements
 
 from .descriptions import SMALL, to_native as native_object
-from .library import is_array_of, origin_of
-from .lookup import find_library, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dlbridge.core.libraries.library import Library
     from dlbridge.core.tensor.tensor import Tensor
-
-    from .library import Library
 
 
 def as_library(tensor: Tensor, like: object, copy: bool | None, *, in_pairs: bool = False) -> Any:

@@ -10,8 +10,7 @@ from functools import wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.core.interfaces.anything import device_of
-from dlbridge.core.interfaces.native import import_native
+from dlbridge.core.api import to_device
 from dlbridge.core.libraries.library import Library, is_array_of
 from dlbridge.core.libraries.lookup import find_library, is_known, library_of
 from dlbridge.core.plugins.lookup import find_device
@@ -22,8 +21,8 @@ from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import from_numpy
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
-
-from .api import to_device
+from dlbridge.interop.anything import device_of
+from dlbridge.interop.native import import_native
 
 if TYPE_CHECKING:
     from dlbridge.typing import AcceptsDecorator, DeviceLike

@@ -10,16 +10,16 @@ from dlbridge.core.interfaces import (
     array_interfaces as cuda_array,
     array_interfaces as outgoing_interface,
 )
-from dlbridge.core.interfaces.array_interfaces import (
-    cuda_array_interface,
-    from_cuda_array_interface,
-    parse,
-)
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import dtype
 from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.interop.array_interfaces import (
+    cuda_array_interface,
+    from_cuda_array_interface,
+    parse,
+)
 
 GOOD = {
     "shape": (2, 3),

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import unless_handler
+from dlbridge.core.interfaces.dlpack import device_of_producer, import_producer, refuse_class
+from dlbridge.core.interfaces.lists import array_of
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import importer_of, library_of
 from dlbridge.core.plugins.registry import known_backends
@@ -26,8 +28,6 @@ from .array_interfaces import (
     from_cuda_array_interface,
 )
 from .arrow import from_arrow, is_arrow, is_stream
-from .dlpack import device_of_producer, import_producer, refuse_class
-from .lists import array_of
 from .native import import_native
 
 if TYPE_CHECKING:

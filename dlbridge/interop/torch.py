@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.dlpack import import_producer
+from dlbridge.core.libraries.library import FLOAT8, Library, origin_of
 from dlbridge.core.tensor.array_tensor import (
     label_array,
     label_plain,
@@ -21,8 +22,6 @@ from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.core.values.dtypes import NUMPY_OWN, dtype as as_dtype
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
-
-from .library import FLOAT8, Library, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

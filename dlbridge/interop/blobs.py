@@ -11,6 +11,7 @@ from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
+from dlbridge.core.creation import NAMED_TYPES, dtype_of, extents_of
 from dlbridge.core.dlpack.exports import check_host_stream
 from dlbridge.core.implementation_details.ends import report
 from dlbridge.core.implementation_details.handlers import (
@@ -19,7 +20,6 @@ from dlbridge.core.implementation_details.handlers import (
     raise_when_dropped,
     unless_handler,
 )
-from dlbridge.core.interfaces.exporter import Exporter
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.plugins.contract import parameters_of
 from dlbridge.core.plugins.lookup import find_device, plugin_of
@@ -33,9 +33,8 @@ from dlbridge.core.values.dtypes import NUMPY_OWN, alignment_of
 from dlbridge.core.values.layout import byte_reach, compact_strides, why_impossible
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
+from dlbridge.interop.exporter import Exporter
 from dlbridge.kit.resources import AllocationOwner, Owner, Resources
-
-from .creation import NAMED_TYPES, dtype_of, extents_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """The descriptions of libraries that need few lines: the others have a file of their own.
 
-How each library treats a DLPack tensor was measured: ``tests/core/libraries`` and
+How each library treats a DLPack tensor was measured: ``tests/interop`` and
 ``tests/peers`` show it, and ``docs/compatibility.md`` has the versions.
 """
 
@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.libraries.library import (
+    ALL_HOST,
+    FLOAT8,
+    HOST_ONLY,
+    INTEGERS,
+    PACKED,
+    Library,
+    origin_of,
+)
 from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.core.values.dtypes import NUMPY_OWN
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
-
-from .library import ALL_HOST, FLOAT8, HOST_ONLY, INTEGERS, PACKED, Library, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

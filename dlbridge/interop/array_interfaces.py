@@ -56,25 +56,6 @@ def from_buffer(x: Any) -> Tensor | None:
         ) from exc
 
 
-def is_marked_readonly(x: Any, on_host: bool) -> bool:
-    """Whether *x* says that its memory must not be written, by anything but a DLPack capsule.
-
-    A legacy capsule has no flags: nanoarrow's is of Arrow's immutable memory, perhaps a mapped
-    file, and only the buffer of the same object is read-only.
-    """
-    interface = "__array_interface__" if on_host else "__cuda_array_interface__"
-    try:
-        if memoryview(x).readonly:
-            return True
-    except unless_handler(Exception):  # it has no buffer
-        pass
-    try:
-        said, flags = getattr(x, interface, None), getattr(x, "flags", None)
-        return bool(said and said["data"][1]) or not getattr(flags, "writeable", True)
-    except unless_handler(Exception):  # what it says cannot be read
-        return False
-
-
 NOTHING_TO_SHARE = "{} has no memory to share and copy=False forbids a copy; pass copy=None"
 
 
