@@ -70,16 +70,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 TYPE_CHECKING = False  # as in typing, whose import would take half of ours
 if TYPE_CHECKING:
     from . import ffi as ffi
-    from .casts import astype as astype
-    from .core.api import (
-        asarray as asarray,
-        copy_ as copy_,
-        explain as explain,
-        from_dlpack as from_dlpack,
-        plan as plan,
-        to_device as to_device,
-    )
-    from .core.creation import (
+    from .api.creation import (
         empty as empty,
         empty_like as empty_like,
         full as full,
@@ -90,6 +81,15 @@ if TYPE_CHECKING:
         zeros as zeros,
         zeros_like as zeros_like,
     )
+    from .api.moving import (
+        asarray as asarray,
+        copy_ as copy_,
+        explain as explain,
+        from_dlpack as from_dlpack,
+        plan as plan,
+        to_device as to_device,
+    )
+    from .casts import astype as astype
     from .core.moves.host_views import HostView as HostView
     from .core.moves.plans import Plan as Plan, Step as Step, Trace as Trace, trace as trace
     from .core.plugins.lookup import device as device, devices as devices, trim as trim
@@ -136,8 +136,8 @@ if TYPE_CHECKING:
 # above are for type checkers, which need them written out; a test compares.)
 _PUBLIC = {
     "interop.accepting": "accepts",
-    "core.api": "asarray copy_ explain from_dlpack plan to_device",
-    "core.creation": "empty empty_like full full_like ones ones_like share zeros zeros_like",
+    "api.moving": "asarray copy_ explain from_dlpack plan to_device",
+    "api.creation": "empty empty_like full full_like ones ones_like share zeros zeros_like",
     "interop.blobs": "from_blob",
     "casts": "astype",
     "files.loading": "TensorFile load",

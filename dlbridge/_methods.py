@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .core.api import to_device as to_device, way_to_host as way_to_host
+    from .api.moving import to_device as to_device, way_to_host as way_to_host
     from .core.interfaces.dlpack import produce as produce
     from .core.interfaces.own_table import table_capsule as table_capsule
     from .core.moves.host_views import host_view as host_view
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # The table. (The imports above are for type checkers; a test compares.)
 _FUNCTIONS = {
-    "core.api": "to_device way_to_host",
+    "api.moving": "to_device way_to_host",
     "interop.array_interfaces": "array_interface cuda_array_interface",
     "interop.arrow": "arrow_exporter",
     "core.interfaces.dlpack": "produce",

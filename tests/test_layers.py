@@ -84,10 +84,10 @@ def test_a_late_import_against_the_order_is_found(tmp_path):
     """A check that cannot fail would be none. This order has a room below one that it imports."""
     line, late = (
         '    "dlbridge.processes",\n',
-        "dlbridge.core.creation -> dlbridge.processes",
+        "dlbridge.api.creation -> dlbridge.processes",
     )
     assert line in CONFIGURATION
-    above = '    "dlbridge.core.creation",\n'
+    above = '    "dlbridge.api.creation",\n'
     done = lint_imports(tmp_path, CONFIGURATION.replace(line, "").replace(above, f"{line}{above}"))
     assert done.returncode == 1
     assert "BROKEN" in done.stdout

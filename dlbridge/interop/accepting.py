@@ -10,7 +10,7 @@ from functools import wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.core.api import to_device
+from dlbridge.api.moving import to_device
 from dlbridge.core.libraries.library import Library, is_array_of
 from dlbridge.core.libraries.lookup import find_library, is_known, library_of
 from dlbridge.core.plugins.lookup import find_device

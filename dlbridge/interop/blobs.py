@@ -10,8 +10,8 @@ from operator import attrgetter, index, mul
 from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.api.creation import NAMED_TYPES, dtype_of, extents_of
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.creation import NAMED_TYPES, dtype_of, extents_of
 from dlbridge.core.dlpack.exports import check_host_stream
 from dlbridge.core.implementation_details.ends import report
 from dlbridge.core.implementation_details.handlers import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from dlbridge.api.routes import ITSELF, ROUTES, Move, at_its_place, find_route
 from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.interfaces.dlpack import import_producer
 from dlbridge.core.libraries.library import origin_of
@@ -14,7 +15,6 @@ from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.transfer import move
 from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.public import public
-from dlbridge.core.routes import ITSELF, ROUTES, Move, at_its_place, find_route
 from dlbridge.core.tensor.metadata import describe
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor

@@ -12,7 +12,7 @@ from counting_backend import NAME, counting
 from peers import peer
 
 import dlbridge as bridge
-from dlbridge.core.routes import ROUTES
+from dlbridge.api.routes import ROUTES
 
 
 def twice(x, *arguments, **keywords):

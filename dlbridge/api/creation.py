@@ -20,7 +20,7 @@ from dlbridge.core.values.dtypes import check, dtype as as_dtype
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error
 
-from .api import asarray, to_device
+from .moving import asarray, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

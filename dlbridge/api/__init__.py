@@ -1,0 +1,1 @@
+"""The public functions that move and make tensors: they put the rooms together."""
