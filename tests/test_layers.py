@@ -335,3 +335,11 @@ def test_import_dlbridge_imports_nothing_heavy():
     assert "dlbridge" in loaded
     assert {*FRAMEWORKS, "dlbridge.core.plugins.cpu", "importlib.metadata"} & loaded == set()
     assert [name for name in loaded if name.startswith("dlbridge_")] == []
+
+
+@pytest.mark.parametrize("use", ["to_device(numpy.zeros(3), 'cpu')", "from_dlpack(numpy.zeros(3))"])
+def test_the_first_move_on_the_host_does_not_look_at_distributions(use):
+    code = f"import sys, numpy, dlbridge; dlbridge.{use}; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "dlbridge.core.plugins.registry" in out.stdout
+    assert "importlib.metadata" not in out.stdout.split()

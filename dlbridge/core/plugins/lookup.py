@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlbridge.core.plugins.registry import LOADED, Plugin, backends, plugin_named
+from dlbridge.core.plugins.registry import BUILT_IN, LOADED, Plugin, backends, plugin_named
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, UnknownName, device as _device, split, type_names
 from dlbridge.core.values.text import did_you_mean
@@ -69,7 +69,7 @@ def find_device(wanted: DeviceLike) -> Device:
         if wanted in FOUND:
             return FOUND[wanted]
         name, selector = split(wanted)
-        if name in backends():
+        if name == BUILT_IN or name in backends():
             found = FOUND[wanted] = _of_backend(wanted, name, selector)
             return found
     try:

@@ -265,11 +265,14 @@ def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
         )
     if name in _registered:
         return owner(name), lambda: _registered[name]
-    found = _entry_points().get(name, [])
-    if name == BUILT_IN and not found:
+    if name == BUILT_IN:  # no look at distributions, which takes longer than all else
         from .cpu import CPU
 
-        return owner(name), lambda: CPU
+        return "dlbridge", lambda: CPU
+    points = _entry_points()
+    if BUILT_IN in points:
+        raise BackendError(f"{owner(BUILT_IN)} both provide {BUILT_IN!r}; uninstall all but one")
+    found = points.get(name, [])
     if not found:
         hint = f"; try: {HINTS[name]}" if name in HINTS else did_you_mean(name, backends())
         if name == "metal":
@@ -288,7 +291,7 @@ def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
             f"{owner(name)} provides a backend {name!r}, which no device string can name; the "
             "entry point needs an identifier, such as 'my_npu'"
         )
-    if len(found) + (name == BUILT_IN) > 1:
+    if len(found) > 1:
         raise BackendError(f"{owner(name)} both provide {name!r}; uninstall all but one")
     return _distribution(found[0]), found[0].load
 

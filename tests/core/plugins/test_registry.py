@@ -262,3 +262,14 @@ def test_a_message_names_a_backend_that_was_registered_since(monkeypatch):
     monkeypatch.setitem(registry._registered, "of_a_message", object)
     with pytest.raises(TypeError, match="of_a_message"):
         bridge.asarray("x")
+
+
+def test_a_distribution_that_claims_the_built_in_backend_is_named_at_the_next_device(monkeypatch):
+    class Point:
+        dist, value = None, "other:CPU"
+
+    monkeypatch.setattr(registry, "_entry_points", lambda: {"cpu": [Point]})
+    with pytest.raises(
+        bridge.BackendError, match=r"dlbridge .built in. and other:CPU both provide"
+    ):
+        bridge.backend("absent_device")
