@@ -288,8 +288,11 @@ _all: WeakSet[Resources[Any]] = WeakSet()
 
 _has_fork = hasattr(os, "register_at_fork")  # not on Windows, whose locks cannot be freed either
 _in_child: list[Callable[[], Any]] = []
-_after_forks: list[Callable[[], Any]] = []
-"""What turns the collector on again, for each fork that is under way."""
+_after_forks: list[Callable[[], Any]] = [gc.isenabled]
+"""What turns the collector on again, for each fork that is under way.
+
+The first, which does nothing, is for a fork that waited for the import of this module.
+"""
 
 
 def in_child(function: Callable[[], Any]) -> Callable[[], Any]:
