@@ -21,7 +21,14 @@ from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, is_known, library_of
-from dlbridge.core.moves.plans import Step, is_recording, plan_by_library, plan_move, record
+from dlbridge.core.moves.plans import (
+    Step,
+    copy_of_plan,
+    is_recording,
+    plan_by_library,
+    plan_move,
+    record,
+)
 from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.transfer import STEPS, new_memory, run_steps, start_of
 from dlbridge.core.plugins.lookup import find_device, plugin_of
@@ -259,7 +266,7 @@ class Move:
 
     def explained(self) -> Plan:
         """The plan, with what people want to know of it."""
-        return self._add_import(self.plan._copied(self.tensor.origin))
+        return self._add_import(copy_of_plan(self.plan, self.tensor.origin))
 
     def _add_import(self, plan: Plan) -> Plan:
         """Put the copy in front that made the tensor, if the object has no memory to share."""
@@ -307,14 +314,14 @@ class Move:
 
     def _converted(self, conversion: Conversion, moved: Tensor, ran: Plan) -> Plan:
         """*ran* with the last step for *moved*: a driver may tell its address only now."""
-        plan = ran._copied("")
+        plan = copy_of_plan(ran, "")
         if ran is self.plan:
             plan.steps.pop()
         self._add_conversion(conversion, moved, plan)
         return plan
 
     def _record(self, ran: Plan, there: Operand, seconds: float) -> None:
-        done = self._add_import(ran._copied(self.tensor.origin))
+        done = self._add_import(copy_of_plan(ran, self.tensor.origin))
         if self.asked is not None:
             done.source, done.may_copy = self.asked.source, self.asked.may_copy
             rest = [step for step in done.steps if step.kind != "share"]

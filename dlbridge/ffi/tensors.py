@@ -26,7 +26,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from dlbridge.core import api
+from dlbridge.api import moving
 from dlbridge.core.dlpack.capsules import Received, read_managed
 from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
@@ -177,7 +177,7 @@ def _stream_of_own(memory: Memory) -> int | None:
 
 def _pack_producer(value: Any, keep: Temporaries, *, declared: bool = False) -> tuple[int, int]:
     """By ``__dlpack__``: ordered before our own stream, which the callee is told."""
-    tensor = api.from_dlpack(value)
+    tensor = moving.from_dlpack(value)
     keep.append(tensor)
     packed = pack_own(tensor, keep, value, declared)
     if not keep.streams:
@@ -646,7 +646,7 @@ def from_dlpack(
     >>> ffi.from_dlpack(np.ones((2, 3)), require_contiguous=True).shape
     (2, 3)
     """
-    tensor: Tensor = api.from_dlpack(x, **keywords)
+    tensor: Tensor = moving.from_dlpack(x, **keywords)
     if require_contiguous and not tensor.is_contiguous():
         raise ValueError(
             f"the tensor of shape {tensor.shape} with strides {tensor.strides} is not contiguous, "

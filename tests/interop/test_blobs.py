@@ -22,7 +22,7 @@ from scripts import run_script
 from stream_backend import Streams, installed
 
 import dlbridge as bridge
-from dlbridge.core import blobs
+from dlbridge.interop import blobs
 
 FFI = cffi.FFI()
 FLOATS = np.arange(12, dtype="float32")

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from ids import stable
 
-from dlbridge.core.interfaces import (
-    array_interfaces as cuda_array,
-    array_interfaces as outgoing_interface,
-)
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import dtype
 from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.interop import (
+    array_interfaces as cuda_array,
+    array_interfaces as outgoing_interface,
+)
 from dlbridge.interop.array_interfaces import (
     cuda_array_interface,
     from_cuda_array_interface,

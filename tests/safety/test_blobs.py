@@ -34,7 +34,7 @@ def check():
     gc.collect()
     assert len(called) == COUNT, len(called)
     assert set(called.values()) == {1}
-    from dlbridge.core import blobs
+    from dlbridge.interop import blobs
     assert (len(blobs._blobs), len(blobs._blobs.ended)) == (0, 0)
 """
 
@@ -123,7 +123,7 @@ bridge.from_blob(AT, 1, "uint8")  # what a signal has cut off is done now
 assert len(calls) == len(set(calls))
 assert not taken - set(calls)
 assert set(lost) <= {Alarm, KeyboardInterrupt}
-from dlbridge.core import blobs
+from dlbridge.interop import blobs
 assert (len(blobs._blobs), len(blobs._blobs.ended)) == (0, 0)
 print(len(calls), "calls,", len(lost), "exceptions within finalizers")
 """

@@ -10,7 +10,7 @@ import gc
 import json
 
 import dlbridge
-from dlbridge.core.interfaces import arrow
+from dlbridge.interop import arrow
 
 RELEASE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 GET = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)

@@ -148,13 +148,6 @@ class Plan:
         """
         self.steps.append(Step(kind, source, target, nbytes, reason))
 
-    def _copied(self, origin: str) -> Plan:
-        """Return a plan of its own with the same steps, for what has run: *origin* is told then."""
-        what = self.dtype, self.shape, origin, self.source, self.target
-        plan = Plan(*what, may_copy=self.may_copy)
-        plan.steps += self.steps
-        return plan
-
     def _head(self) -> str:
         copies = "no copy" if not self.copies else f"{bytes_text(self.nbytes)} copied"
         return f"{self.what}: {self.source} -> {self.target}, {copies}"
@@ -198,6 +191,14 @@ class Plan:
                 for step in self.steps
             ],
         }
+
+
+def copy_of_plan(plan: Plan, origin: str) -> Plan:
+    """A plan of its own with the same steps, for what has run: *origin* is told then."""
+    what = plan.dtype, plan.shape, origin, plan.source, plan.target
+    copied = Plan(*what, may_copy=plan.may_copy)
+    copied.steps += plan.steps
+    return copied
 
 
 def plan_move(operand: Operand, target: Device, copy: bool | None) -> Plan:

@@ -11,6 +11,7 @@ from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.interfaces.lists import array_of
 from dlbridge.core.moves.copies import bytes_of, copy_elements, drain_then_release, packed_bytes
 from dlbridge.core.moves.plans import (
+    copy_of_plan,
     plan_device_copy,
     plan_host_copy,
     plan_move,
@@ -165,7 +166,7 @@ def run(plan: Plan, tensor: Tensor, operand: Operand) -> Tensor:
         return run_steps(plan, tensor, operand)[0]
     start = time.perf_counter()
     moved, there, ran = run_steps(plan, tensor, operand)
-    done = ran._copied(tensor.origin)
+    done = copy_of_plan(ran, tensor.origin)
     done.address, done.result_address = start_of(operand), start_of(there)
     done.seconds = time.perf_counter() - start
     record(done)
@@ -207,7 +208,7 @@ def run_steps(
 
 def _plan_copy(plan: Plan, kind: str, operand: Operand, refused: str) -> Plan:
     """The plan in place of *plan*, whose first step, of that *kind*, a driver has refused."""
-    other = plan._copied(plan.origin)
+    other = copy_of_plan(plan, plan.origin)
     other.steps.clear()
     if kind == "host import":
         plan_host_copy(other, operand, refused)
