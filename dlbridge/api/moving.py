@@ -23,7 +23,7 @@ from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import shares_places
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
-from dlbridge.interop.anything import import_anything, refuse_read_once
+from dlbridge.interop.anything import NUMBERS, import_anything, refuse_read_once
 from dlbridge.interop.arrow import used_up
 from dlbridge.interop.like import as_library
 
@@ -561,7 +561,7 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     if isinstance(src, Tensor):
         given = operand_of(src)
     else:  # numbers have no dtype of their own
-        given = operand_of(asarray(src, dtype=into.dtype if type(src) in _NUMBERS else None))
+        given = operand_of(asarray(src, dtype=into.dtype if type(src) in NUMBERS else None))
     if into.shape != given.shape or into.dtype is not given.dtype:
         ways = []
         if into.dtype is not given.dtype:
@@ -599,12 +599,9 @@ def _in_place(dst: ArrayLike) -> Tensor:
     """The memory of *dst* itself, for `copy_`."""
     with suppress(ExchangeError):
         return asarray(dst, copy=False)
-    if type(dst) not in _NUMBERS:
+    if type(dst) not in NUMBERS:
         asarray(dst)  # raises where copy=False was not the reason
     raise ExchangeError(
         f"{with_article(type(dst).__name__)} has no memory to copy into; pass an array, such "
         "as numpy.array(x), and read the elements there"
     )
-
-
-_NUMBERS = frozenset({list, tuple, bool, int, float, complex})

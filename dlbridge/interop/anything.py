@@ -117,7 +117,7 @@ def is_copied(x: Any, tensor: Tensor, device: DeviceLike | None = None) -> bool:
         return type(x).__name__ != "PyCapsule" and tensor.origin != origin_of(x)
     if hasattr(type(x), "__dlpack__") and not _is_by_arrow(x):
         return False
-    if type(x) in _NUMBERS:
+    if type(x) in NUMBERS:
         return True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the import has given them
@@ -145,7 +145,7 @@ BUILTIN = frozenset({bytes, bytearray, memoryview, bool, int, float, complex, li
 """The classes of Python itself whose objects become a tensor; it is on the CPU."""
 
 
-_NUMBERS = (bool, int, float, complex, list, tuple)
+NUMBERS = (bool, int, float, complex, list, tuple)
 """The classes of Python itself whose elements have no memory that a tensor could share."""
 
 
@@ -166,7 +166,7 @@ def _values_of(x: Any) -> np.ndarray[Any, Any]:
 
 def _plain(x: Any) -> Any:
     """Python scalars and nested sequences of them; TypeError for anything else."""
-    if isinstance(x, _NUMBERS):
+    if isinstance(x, NUMBERS):
         return x
     way_out = _instead_of(x)
     if way_out:
