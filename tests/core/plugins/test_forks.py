@@ -78,7 +78,7 @@ while not any(name.startswith("dlbridge.") for name in sys.modules.keys() - befo
 time.sleep({delay})
 child = os.fork()
 if not child:
-    signal.alarm(60)  # one that hangs is ended
+    signal.alarm(60)  # ends a child that hangs
     use()
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
