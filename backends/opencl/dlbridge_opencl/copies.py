@@ -6,9 +6,9 @@ clEnqueueWriteBuffer is as fast as one that is waited for later, and as map,
 memcpy and unmap, or faster. On an H100 it was faster than copies through pinned
 memory (docs/benchmarks/opencl-copy-h100.md).
 
-PoCL 3.1 copies nothing, and says so to nobody, where the host's memory begins where the
-buffer's does (measured; 3.0 as well), and it copies forwards where the two overlap. So what is
-read or written on the host is a copy of its own where it lies in the buffer's memory.
+PoCL 3.0 and 3.1 copy nothing, and report no error, if the host's memory begins at the address of
+the buffer (measured). If the two overlap otherwise, they copy forwards. So host memory that lies in
+the buffer is read or written through a temporary copy.
 
 A region is one rectangle, or one for each entry of its outer dimension where the pitches are
 not as OpenCL wants them.
@@ -28,7 +28,7 @@ from dlbridge.protocol import Region, Span
 
 from . import devices, queues
 from .driver import copy_buffer, read_buffer, write_buffer
-from .memory import Memory, find, find_target, is_over, whole
+from .memory import Memory, find, find_target, overlaps_host, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,7 +108,7 @@ def _in_its_context(device_id: int, at: queues.Stream, context: cl.Context) -> c
 def copy_from_host(target: Span, source: memoryview, stream: int) -> None:
     """Copy the bytes of *source* to *target*; *source* is not needed after the return."""
     memory = find(target)
-    if memory.host_address and is_over(memory, source):
+    if overlaps_host(memory, source):
         source = memoryview(bytes(source))
     what = "copying from the host", stream, target.device_id, (memory,), write_buffer
     command(*what, source, target.offset, None, True, blocks=True)
@@ -118,7 +118,7 @@ def copy_to_host(source: Span, into: memoryview, stream: int) -> None:
     """Copy to the host; done on return."""
     memory = find(source)
     what = "copying to the host", stream, source.device_id, (memory,), read_buffer
-    if memory.host_address and is_over(memory, into):
+    if overlaps_host(memory, into):
         apart = memoryview(bytearray(into.nbytes))
         command(*what, apart, source.offset, None, True, blocks=True)
         into[:] = apart
@@ -256,7 +256,7 @@ def _with_host(
         )
 
     memory = find(span)
-    if memory.host_address and is_over(memory, host[: host_region.extent]):
+    if overlaps_host(memory, host[: host_region.extent]):
         shape, strides, run_nbytes = host_region
         runs = as_strided(np.frombuffer(host, "u1"), (*shape, run_nbytes), (*strides, 1))
         apart = runs.copy()

@@ -172,8 +172,8 @@ def memory_at(device_id: int, data: int) -> Memory:
 # Where the host has the bytes -----------------------------------------------------
 
 
-class Place:
-    """Where the host has the first byte of a user's buffer: as long as a view of it lives."""
+class HostAddress:
+    """The host's address of the first byte of a user's buffer; kept by the views of it."""
 
     __slots__ = ("__weakref__", "host_address")
 
@@ -181,8 +181,8 @@ class Place:
         self.host_address = host_address
 
 
-_places: dict[int, ref[Place]] = {}
-_places_lock = shared_lock()
+_host_addresses: dict[int, ref[HostAddress]] = {}
+_host_addresses_lock = shared_lock()
 
 
 def whole(buffer: Any, offset: int) -> tuple[Any, int]:
@@ -199,24 +199,26 @@ def _host_address(buffer: Any) -> int:
         host = buffer.get_host_array((1,), np.uint8)
         return int(host.__array_interface__["data"][0])
     root, offset = whole(buffer, 0)
-    known = live.get(root.int_ptr) or recall(_places, root.int_ptr)
+    known = live.get(root.int_ptr) or recall(_host_addresses, root.int_ptr)
     return known.host_address + offset if known is not None and known.host_address else 0
 
 
-def note_place(memory: Memory, address: int, offset: int) -> object:
-    """Note where the host has the byte *offset* of a user's *memory*; keep what is given."""
+def note_host_address(memory: Memory, address: int, offset: int) -> object:
+    """Note that byte *offset* of a user's *memory* is at *address* while the result exists."""
     root, offset = whole(memory.buffer, offset)
-    known: Memory | Place | None
-    with _places_lock:
-        known = live.get(root.int_ptr) or recall(_places, root.int_ptr)
+    known: Memory | HostAddress | None
+    with _host_addresses_lock:
+        known = live.get(root.int_ptr) or recall(_host_addresses, root.int_ptr)
         if known is None:
-            remember(_places, root.int_ptr, known := Place(0))
+            remember(_host_addresses, root.int_ptr, known := HostAddress(0))
         known.host_address = address - offset
     return known
 
 
-def is_over(memory: Memory, host: memoryview) -> bool:
-    """Whether bytes of *host* are those of *memory*, whose `host_address` is known."""
+def overlaps_host(memory: Memory, host: memoryview) -> bool:
+    """Whether *host* and *memory* share bytes; False if the `host_address` is not known."""
+    if not memory.host_address:
+        return False
     begin = np.frombuffer(host, "u1").__array_interface__["data"][0]
     first = memory.host_address
     return bool(begin < first + memory.nbytes and first < begin + host.nbytes)

@@ -21,7 +21,7 @@ from dlbridge.protocol import Span
 
 from . import queues
 from .driver import Driver, lasting
-from .memory import Memory, find, memory_at, note_place
+from .memory import Memory, find, memory_at, note_host_address
 
 _flags = cl.mem_flags
 
@@ -36,7 +36,7 @@ _kept: list[object] = lasting([])
 class _View:
     """A mapping, the queue for the command that unmaps it, and the event of that command."""
 
-    __slots__ = ("driver", "events", "mapped", "place", "queue", "stream", "to_release")
+    __slots__ = ("driver", "events", "host_address", "mapped", "queue", "stream", "to_release")
 
     def __init__(self, driver: Driver, queue: cl.CommandQueue, stream: int) -> None:
         self.driver = driver
@@ -46,8 +46,8 @@ class _View:
         # Gives the mapping once, whatever comes between two calls.
         self.to_release = map(attrgetter("base"), map(itemgetter(0), self.mapped))
         self.events: list[cl.Event] = []
-        self.place: object = None
-        """What knows where the host has a user's memory."""
+        self.host_address: object = None
+        """What keeps the known address of a user's memory."""
 
 
 def _release(view: _View) -> bool:
@@ -125,6 +125,6 @@ def host_view(span: Span, writable: bool, stream: int) -> AllocationOwner[_View]
     if memory.is_ours:
         memory.host_address = address - offset
     else:
-        view.place = note_place(memory, address, offset)
+        view.host_address = note_host_address(memory, address, offset)
     owner.data, owner.nbytes = address, nbytes
     return owner

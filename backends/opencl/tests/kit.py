@@ -36,7 +36,7 @@ class OpenCLKit:
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
         host = dlbridge.empty(len(content), "uint8", alignment=4096).numpy()
         host[:] = np.frombuffer(content, "u1")
-        return self.array(backend, device_id, cl.mem_flags.READ_WRITE | flags, hostbuf=host)
+        return self.array(backend, device_id, flags, hostbuf=host)
 
     def more_natives(self, backend, device_id, content):
         """Over memory of the driver's, which the host reaches or not, and over a part of it."""
