@@ -24,14 +24,15 @@ import time
 __version__ = "0.1.0"
 
 
-# Forks: each first use of a name is an import. A child inherits the lock of an import that another
-# thread is in, and would wait for it for ever. The hooks are here, as the first use comes later.
+# Forks: the first use of a name imports a module. If another thread is importing during the fork,
+# the child inherits the lock of that import and would wait for ever. These hooks must be registered
+# before that first use, so they are here.
 
 
 def _imports_of_others() -> list[tuple[str, int]]:
-    """The modules that other threads are importing now, with the thread."""
+    """The modules that other threads are importing now, each with the thread."""
     me = _thread.get_ident()
-    # importlib has no public word for it; the locks and their owners are the same in 3.11 to 3.15.
+    # importlib has no public API for this; these names are the same in 3.11 to 3.15.
     locks = importlib._bootstrap._module_locks.copy()  # type: ignore[attr-defined]
     found = [(name, lock.owner) for name, ref in locks.items() if (lock := ref()) is not None]
     return [(name, owner) for name, owner in found if owner not in (None, me)]
@@ -48,7 +49,7 @@ def _is_inside(thread: int) -> bool:
 
 
 def _wait_for_imports() -> None:
-    """Before a fork: wait until they are whole; 5 s at most, as they may wait for this thread."""
+    """Before a fork: wait for imports of other threads; 5 s at most: they may wait for this one."""
     end = time.monotonic() + 5
     while any(_is_inside(thread) for _, thread in _imports_of_others()):
         if time.monotonic() > end:
@@ -57,7 +58,7 @@ def _wait_for_imports() -> None:
 
 
 def _drop_imports() -> None:
-    """In a child: forget those that began after the wait, or outlasted it; a use imports anew."""
+    """In a child: drop imports that are incomplete after the wait; a later use imports again."""
     for name, _ in _imports_of_others():
         if name.startswith("dlbridge"):
             importlib._bootstrap._module_locks.pop(name, None)  # type: ignore[attr-defined]

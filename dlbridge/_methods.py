@@ -1,8 +1,8 @@
 """The functions that methods of `Tensor` and `Device` call in modules above them: one table.
 
-A tensor moves, prints and exports, and knows nobody who does it: it asks here, by name. So
-imports run one way, and a method loads what it needs when it is first called. Only the
-modules of the two classes use this table; others import what they need.
+The modules of the two classes do not import modules above them: their methods look functions up
+here, by name. So imports run one way, and a method loads what it needs when it is first called.
+No other module uses this table.
 """
 
 # ruff: noqa: PLC0414 - for type checkers a re-export says `as`

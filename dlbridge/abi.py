@@ -1,4 +1,4 @@
-"""DLPack in C, for those who speak it: the structs of ``dlpack.h``, capsules, and references.
+"""DLPack in C: the structs of ``dlpack.h``, capsules, and references.
 
 Everything here is as in C: a wrong address or one reference too few ends the process. Most packages
 need `dlbridge.extending` only. The conformance suite is written with these names.

@@ -110,8 +110,8 @@ def refuse_read_once(x: Any, question: str, then: str) -> None:
 def is_copied(x: Any, tensor: Tensor, device: DeviceLike | None = None) -> bool:
     """Whether `import_anything`, which has made *tensor* of *x*, has copied its elements.
 
-    That is so where a second import has other memory, so the question may read *x* again: it is
-    for plans and traces. Copies that a DLPack producer makes are its own, and not known here.
+    It is so if a second import has another address. This may read *x* again, so it is only for
+    plans and traces. Copies that a DLPack producer makes are its own, and not known here.
     """
     if is_read_once(x):  # what was copied from a stream comes from numpy's array
         return type(x).__name__ != "PyCapsule" and tensor.origin != origin_of(x)

@@ -69,7 +69,7 @@ class Exporter:
     inherits from a class before this one, stays. The table of a class is made when a
     library first asks for it; it, and with it the class, then exists until the process ends.
     The table asks ``__as_tensor__``, also where the class has a ``__dlpack__`` of its own.
-    A class may get its methods later; by which of its interfaces it is taken is seen once.
+    A class may get its methods later; which of its interfaces is used is decided once.
 
     With the name of an attribute, no Python runs at an export of plain, writable CPU memory but
     at the first of the class: numpy makes the capsule, as of a Tensor, and takes no stream but

@@ -26,10 +26,10 @@ HARMLESS: Final[int] = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_v
 
 
 def undisguised(error: ctypes.ArgumentError) -> Exception:
-    """The exception to raise for *error*, which ctypes raises whatever comes while it converts.
+    """The exception to raise for *error*, in whose place ctypes raises its own.
 
-    Of the first exception it keeps the text only: that of a function that got no memory for an
-    argument is "argument 1: MemoryError: ".
+    ctypes does so with every exception that comes while it converts an argument. Only the text of
+    the original one is left, such as "argument 1: MemoryError: ".
     """
     text = str(error)
     if "MemoryError" in text:

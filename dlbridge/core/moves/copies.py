@@ -96,7 +96,7 @@ def to_host(target: Operand, source: Operand, progress: Progress | None) -> None
 def _are_apart(there: Operand, target: Operand, progress: Progress | None) -> bool:
     """Whether no part of a copy between *there* and the host can change what a later one reads.
 
-    In one call the backend itself copes with host memory that is the device's.
+    In one call the backend itself handles host memory that is the device's (`dlbridge.protocol`).
     """
     if target.is_new:
         return True

@@ -194,7 +194,7 @@ class Plan:
 
 
 def copy_of_plan(plan: Plan, origin: str) -> Plan:
-    """A plan of its own with the same steps, for what has run: *origin* is told then."""
+    """A copy of *plan* with another *origin*, whose list of steps is a copy, too."""
     what = plan.dtype, plan.shape, origin, plan.source, plan.target
     copied = Plan(*what, may_copy=plan.may_copy)
     copied.steps += plan.steps

@@ -193,7 +193,9 @@ def run_steps(
         try:
             tensor, operand = STEPS[step.kind](tensor, operand, step.target, progress)
         except Error as exc:
-            if step.kind not in ("host import", "memory import") or not plan.may_copy & may_copy:
+            if step.kind not in ("host import", "memory import") or not (
+                plan.may_copy and may_copy
+            ):
                 raise
             # Backends look before; a driver may know more (a limit, a read-only mapping).
             refused = f"it was refused in place: {exc}"
