@@ -294,10 +294,10 @@ def _own_result(place: Any, function: Any, *arguments: Any) -> tuple[int, Handle
     return status, owner
 
 
-def owned(words: Any, kind: type[Handle] = Handle) -> Any:
+def owned(words: Any) -> Any:
     """The object in *words*, an owned TVMFFIAny as two integers, which has None afterwards."""
     owner: Any = Unowned(words[1])
-    owner.__class__, words[0] = kind, 0
+    owner.__class__, words[0] = Handle, 0
     return owner
 
 
