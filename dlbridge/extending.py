@@ -1,8 +1,8 @@
-"""The contract for those who bring a format, an interface or a library: what they need of dlbridge.
+"""The public contract for packages that bring a file format, an interface or a library.
 
-Who brings a device has `dlbridge.protocol` instead. Files (``dlbridge.files``) and conversions
-(``dlbridge.casts``) are written with these names and those of `dlbridge` itself, as any other
-package could be; ``docs/extending.md`` has two small examples. `CPU` is the device of the host's
+For a device it is `dlbridge.protocol` instead. The file formats (``dlbridge.files``, except for
+``loading.py``) and the conversions (``dlbridge.casts``) use only these names and public ones
+of `dlbridge`; ``docs/extending.md`` has two small examples. `CPU` is the device of the host's
 memory, `MAX_NDIM` the most dimensions that a tensor can have.
 """
 
