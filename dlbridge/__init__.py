@@ -78,7 +78,6 @@ if TYPE_CHECKING:
         full_like as full_like,
         ones as ones,
         ones_like as ones_like,
-        share as share,
         zeros as zeros,
         zeros_like as zeros_like,
     )
@@ -132,13 +131,14 @@ if TYPE_CHECKING:
     from .interop.blobs import from_blob as from_blob
     from .interop.exporter import Exporter as Exporter
     from .processes.pickles import unpickle_to as unpickle_to
+    from .processes.shared_tensors import share as share
 
 # The list of public names; everything else here follows from it. (The imports
 # above are for type checkers, which need them written out; a test compares.)
 _PUBLIC = {
     "interop.accepting": "accepts",
     "api.moving": "asarray copy_ explain from_dlpack plan to_device",
-    "api.creation": "empty empty_like full full_like ones ones_like share zeros zeros_like",
+    "api.creation": "empty empty_like full full_like ones ones_like zeros zeros_like",
     "interop.blobs": "from_blob",
     "casts": "astype",
     "files.loading": "TensorFile load",
@@ -149,6 +149,7 @@ _PUBLIC = {
     "core.moves.host_views": "HostView",
     "core.moves.plans": "Plan Step Trace trace",
     "processes.pickles": "unpickle_to",
+    "processes.shared_tensors": "share",
     "core.plugins.lookup": "device devices trim",
     "core.plugins.registry": "backend backends register_backend",
     "core.plugins.streams": "current_stream synchronize use_stream",

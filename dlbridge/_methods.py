@@ -2,7 +2,7 @@
 
 The modules of the two classes do not import modules above them: their methods look functions up
 here, by name. So imports run one way, and a method loads what it needs when it is first called.
-No other module uses this table.
+`empty` uses it for memory that processes share, and no other module does.
 """
 
 # ruff: noqa: PLC0414 - for type checkers a re-export says `as`
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from .interop.arrow import arrow_exporter as arrow_exporter
     from .interop.native import to_native as to_native
     from .processes.pickles import (
-        reduce as reduce,
+        pickled as pickled,
         tobytes as tobytes,
         unpickle as unpickle,
     )
+    from .processes.shared_tensors import empty_shared as empty_shared
 
 # The table. (The imports above are for type checkers; a test compares.)
 _FUNCTIONS = {
@@ -44,7 +45,8 @@ _FUNCTIONS = {
     "core.moves.host_views": "host_view",
     "core.moves.printing": "text_of",
     "core.plugins.lookup": "identity_of same_device",
-    "processes.pickles": "reduce tobytes unpickle",
+    "processes.pickles": "pickled tobytes unpickle",
+    "processes.shared_tensors": "empty_shared",
     "core.tensor.array_tensor": "build view_resized",
     "core.tensor.operand": "operand_of",
     "dask": "token_of",

@@ -1,7 +1,8 @@
 """The public contract for packages that bring a file format, an interface or a library.
 
 For a device it is `dlbridge.protocol` instead. The file formats (``dlbridge.files``, except for
-``loading.py``) and the conversions (``dlbridge.casts``) use only these names and public ones
+``loading.py``) and the conversions (``dlbridge.casts``), pickles and shared memory
+(``dlbridge.processes``) use only these names and public ones
 of `dlbridge`; ``docs/extending.md`` has two small examples. `CPU` is the device of the host's
 memory, `MAX_NDIM` the most dimensions that a tensor can have.
 """
@@ -12,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.implementation_details.handlers import handlers_cause, unless_handler
-from dlbridge.core.moves import copies, within_host
+from dlbridge.core.implementation_details.python_api import address_of
+from dlbridge.core.moves import copies, plans, transfer, within_host
 from dlbridge.core.moves.progress import tally as _tally
-from dlbridge.core.moves.transfer import allocate
-from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.public import public_in
 from dlbridge.core.tensor import operand as operands
 from dlbridge.core.tensor.array_tensor import make_tensor
-from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.tensor.memory import Memory, host_access
+from dlbridge.core.values import layout
 from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.dtypes import check, limits_of
 from dlbridge.core.values.text import with_article
@@ -31,19 +33,28 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dlbridge import Device, DType, Operand, Tensor
-    from dlbridge.typing import ProgressLike
+    from dlbridge.protocol import ExportedMemory
+    from dlbridge.typing import DeviceLike, ProgressLike
 
 __all__ = [
     "CPU",
     "MAX_NDIM",
     "Memory",
+    "byte_reach",
     "check_device",
     "check_dtype",
+    "clear",
     "copy_array",
     "copy_elements",
+    "export_memory",
+    "export_refusal",
     "handlers_cause",
     "host_array",
+    "host_import_refusal",
+    "import_memory",
     "limits_of",
+    "memory_of",
+    "new_exportable",
     "new_tensor",
     "operand_of",
     "packed_bytes",
@@ -52,6 +63,7 @@ __all__ = [
     "tally",
     "tensor_on",
     "unless_handler",
+    "wait_for_work",
     "with_article",
 ]
 
@@ -119,6 +131,32 @@ def tensor_on(
 
 
 @_here
+def memory_of(array: np.ndarray[Any, Any], origin: str) -> Memory:
+    r"""Return the memory of a numpy array, from its first element on; it keeps the array alive.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        Any array, also one over the buffer of another object. It is not changed.
+    origin : str
+        Where the memory comes from, in words: ``repr`` and messages say it.
+
+    Returns
+    -------
+    Memory
+        On the CPU.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import memory_of, tensor_on
+    >>> memory = memory_of(np.frombuffer(b"\x01\x02\x03\x04", "uint8"), "a message")
+    >>> tensor_on(memory, bridge.dtype("int8"), (2, 2), readonly=True).tolist()
+    [[1, 2], [3, 4]]
+    """
+    return Memory(CPU, address_of(array) if array.size else 0, origin, array)
+
+
+@_here
 def new_tensor(
     device: Device, dtype: DType, shape: tuple[int, ...], *, padded: bool = False
 ) -> Tensor:
@@ -155,7 +193,65 @@ def new_tensor(
     >>> new_tensor(bridge.device("cpu"), bridge.dtype("int4"), (3,), padded=True).nbytes
     3
     """
-    return allocate(device, dtype, shape, padded=padded)
+    return transfer.allocate(device, dtype, shape, padded=padded)
+
+
+@_here
+def clear(tensor: Tensor) -> None:
+    """Set the bytes of a new, compact tensor to zero; by the device itself if it can.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        On any device. No work has been queued on its memory.
+
+    Raises
+    ------
+    DeviceError
+        If the driver fails.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import clear
+    >>> new = bridge.empty(3, "int16", "ext_dev:0")
+    >>> clear(new)
+    >>> new.tolist()
+    [0, 0, 0]
+    """
+    transfer.fill(tensor, b"\0")
+
+
+@_here
+def byte_reach(
+    dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...], *, padded: bool = False
+) -> tuple[int, int]:
+    """Return where the elements of a layout begin and end: what memory must have for `tensor_on`.
+
+    Parameters
+    ----------
+    dtype : DType
+        The type of an element.
+    shape : tuple of int
+        The extents, in elements.
+    strides : tuple of int
+        The distances between neighbours, in elements; as many as extents.
+    padded : bool
+        Whether elements below a byte take a byte each.
+
+    Returns
+    -------
+    tuple of two ints
+        The first byte and the end of the last one, counted from the first element. The first is
+        negative where a stride is.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import byte_reach
+    >>> byte_reach(bridge.dtype("int16"), (2, 3), (8, -1))
+    (-4, 18)
+    """
+    bits = 8 * dtype.itemsize if padded else dtype.bits * dtype.lanes
+    return layout.byte_reach(shape, strides, bits)
 
 
 # What a move or a kernel needs of a tensor, read once -------------------------------------
@@ -260,6 +356,31 @@ def host_array(operand: Operand) -> np.ndarray[Any, Any]:
     return operands.host_array(operand)
 
 
+@_here
+def wait_for_work(operand: Operand) -> None:
+    """Wait for the work of a device on some memory, before something else works on it.
+
+    The host, another process and another driver know nothing of the device's queue.
+
+    Parameters
+    ----------
+    operand : Operand
+        On any device. For memory of the CPU there is nothing to wait for.
+
+    Raises
+    ------
+    DeviceError
+        If the work has failed.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import operand_of, wait_for_work
+    >>> wait_for_work(operand_of(bridge.zeros(3, device="ext_dev:0")))
+    """
+    if operand.memory is not None:
+        host_access(operand.memory)
+
+
 # Copies -----------------------------------------------------------------------------------
 
 
@@ -351,6 +472,170 @@ def tally(progress: ProgressLike, total: int) -> AbstractContextManager[Callable
     return _tally(progress, total)
 
 
+# Memory that others have, too ----------------------------------------------------------------
+
+
+@_here
+def host_import_refusal(device: Device, address: int, nbytes: int, *, asked: bool = True) -> str:
+    """Return why a device does not use some memory of the host in place.
+
+    Parameters
+    ----------
+    device : Device
+        A backend here serves it.
+    address, nbytes : int
+        The memory.
+    asked : bool
+        Whether the user wants this memory, so that a drawback of the device does not count.
+
+    Returns
+    -------
+    str
+        The reason, for a message. Empty if it does: then ``to_device(t, device, copy=False)``
+        is a tensor in place.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import host_import_refusal
+    >>> t = bridge.zeros(3)
+    >>> host_import_refusal(bridge.device("ext_dev:0"), t.data_ptr(), t.nbytes)
+    'the device cannot reach host memory (set DLBRIDGE_FAKE_SHARED=1)'
+    """
+    return plans.why_no_host_import(address, nbytes, device, asked=asked)
+
+
+@_here
+def export_refusal(device: Device, *, importing: bool = False) -> str:
+    """Return why a device has no memory that other processes can open, or opens none of theirs.
+
+    Parameters
+    ----------
+    device : Device
+        A backend here serves it.
+    importing : bool
+        False: whether it can be asked for `new_exportable` and `export_memory`. True: for
+        `import_memory`, by a process that finds it by `Device.uuid`.
+
+    Returns
+    -------
+    str
+        The reason, for a message; empty if it can.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import export_refusal
+    >>> export_refusal(bridge.device("cpu"))
+    'cpu:0 has no memory of its own for other processes'
+    """
+    return transfer.export_refusal(device, importing=importing)
+
+
+@_here
+def new_exportable(device: Device, nbytes: int, origin: str, owner: object = None) -> Memory:
+    """Return new memory that `export_memory` can describe, not initialised.
+
+    Parameters
+    ----------
+    device : Device
+        For which `export_refusal` has no reason.
+    nbytes : int
+        More than 0.
+    origin : str
+        Where the memory comes from, in words: ``repr`` and messages say it.
+    owner : object
+        What is kept alive as long as the memory.
+
+    Returns
+    -------
+    Memory
+        It is given back with the last tensor on it, here. Other processes keep what they opened.
+
+    Raises
+    ------
+    DeviceMemoryError
+        A MemoryError, if there is no room.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import export_refusal, new_exportable
+    >>> def shared_bytes(device, nbytes):
+    ...     refusal = export_refusal(device)
+    ...     if refusal:
+    ...         raise BufferError(refusal)
+    ...     return new_exportable(device, nbytes, "an example")
+    """
+    return transfer.new_exportable(device, nbytes, origin, owner)
+
+
+@_here
+def export_memory(memory: Memory) -> ExportedMemory:
+    """Return what another process, or another driver of the device, opens some memory by.
+
+    Parameters
+    ----------
+    memory : Memory
+        Of `new_exportable`.
+
+    Returns
+    -------
+    ExportedMemory
+        Its file descriptor is closed with its ``owner``: copy the descriptor to keep it.
+
+    Raises
+    ------
+    DeviceError
+        If the driver fails.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import export_memory
+    >>> def descriptor_of(memory):
+    ...     import os
+    ...
+    ...     exported = export_memory(memory)
+    ...     return os.dup(exported.fd), exported._replace(fd=-1, owner=None)
+    """
+    return transfer.export_memory(memory.device, memory.data)
+
+
+@_here
+def import_memory(
+    device: Device, exported: ExportedMemory, origin: str, owner: object = None
+) -> tuple[Memory, int]:
+    """Return the memory that an `export_memory` describes, of another process or of this one.
+
+    Parameters
+    ----------
+    device : Device
+        The device of the same `Device.uuid`, for which
+        ``export_refusal(device, importing=True)`` has no reason.
+    exported : ExportedMemory
+        With a file descriptor of this process, which stays the caller's.
+    origin : str
+        Where the memory comes from, in words: ``repr`` and messages say it.
+    owner : object
+        What is kept alive as long as the memory.
+
+    Returns
+    -------
+    tuple of Memory and int
+        The memory, and the byte in it where the exported memory begins.
+
+    Raises
+    ------
+    ExchangeError
+        If the driver cannot open it. It is also a BufferError.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import import_memory, tensor_on
+    >>> def received(device, exported):
+    ...     memory, start = import_memory(device, exported, "a message")
+    ...     return tensor_on(memory, bridge.dtype("uint8"), (16,), byte_offset=start)
+    """
+    return transfer.import_memory(device, exported, origin, owner)
+
+
 # Checks -----------------------------------------------------------------------------------
 
 
@@ -377,16 +662,25 @@ def check_dtype(dtype: DType) -> None:
 
 
 @_here
-def check_device(device: Device) -> None:
-    """Raise unless a backend here serves a device.
+def check_device(device: DeviceLike) -> Device:
+    """Return the device that somebody has named, if a backend here serves it.
 
     Parameters
     ----------
-    device : Device
-        Any device, also one that only another library can use.
+    device : DeviceLike
+        `dlbridge.device` says what is accepted; also a device that only another library can use.
+
+    Returns
+    -------
+    Device
+        Tensors can be made there.
 
     Raises
     ------
+    TypeError
+        If it is no device.
+    ValueError
+        If no device has such a name.
     BackendUnavailable
         If there is no backend for it, or its driver is not here.
     ExchangeError
@@ -395,6 +689,7 @@ def check_device(device: Device) -> None:
     Examples
     --------
     >>> from dlbridge.extending import check_device
-    >>> check_device(bridge.device("cpu"))
+    >>> check_device("cpu")
+    dlbridge.device('cpu:0')
     """
-    plugin_of(device)
+    return find_device(device)

@@ -86,11 +86,11 @@ def test_imports_run_one_way(tmp_path):
 def test_a_late_import_against_the_order_is_found(tmp_path):
     """A check that cannot fail would be none. This order has a room below one that it imports."""
     line, late = (
-        '    "dlbridge.processes",\n',
-        "dlbridge.api.creation -> dlbridge.processes",
+        '    "dlbridge.core.dlpack",\n',
+        "dlbridge.core.plugins.cpu -> dlbridge.core.dlpack.exports",
     )
     assert line in CONFIGURATION
-    above = '    "dlbridge.api.creation",\n'
+    above = '    "dlbridge.core.plugins",\n'
     done = lint_imports(tmp_path, CONFIGURATION.replace(line, "").replace(above, f"{line}{above}"))
     assert done.returncode == 1
     assert "BROKEN" in done.stdout
@@ -181,7 +181,11 @@ def test_the_table_of_methods():
         for name, path in MODULES.items()
         if "dlbridge._methods" in imported(name, path, MODULES)
     }
-    assert users == {"dlbridge.core.tensor.tensor", "dlbridge.core.values.devices"}
+    assert users == {
+        "dlbridge.core.tensor.tensor",
+        "dlbridge.core.values.devices",
+        "dlbridge.core.creation",
+    }
     used = {
         node.attr
         for name in users

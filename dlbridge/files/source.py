@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlbridge.errors import FileError
-from dlbridge.extending import CPU, MAX_NDIM, Memory, handlers_cause, tensor_on, with_article
+from dlbridge.extending import MAX_NDIM, handlers_cause, memory_of, tensor_on, with_article
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -128,7 +128,7 @@ class Source:
         self.check_size()
         pages = self._map()
         origin = f"the file {os.path.basename(self.path)}"  # noqa: PTH119 - it is a str
-        memory = Memory(CPU, pages.ctypes.data, origin, pages)
+        memory = memory_of(pages, origin)
         return tensor_on(memory, dtype, shape, byte_offset=offset, readonly=True, padded=padded)
 
     def _map(self) -> np.ndarray[Any, Any]:

@@ -9,6 +9,7 @@ either with the last process that has it, however that process ends.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import mmap
 import operator
@@ -21,21 +22,24 @@ from weakref import ref
 
 import numpy as np
 
-from dlbridge.core.implementation_details.ends import at_exit
-from dlbridge.core.implementation_details.python_api import address_of, increment_references
-from dlbridge.core.moves.transfer import export_memory, import_memory, take
-from dlbridge.core.plugins.lookup import identity_of, plugin_of
-from dlbridge.core.plugins.registry import plugin_named
-from dlbridge.core.tensor.memory import Memory
-from dlbridge.core.values.devices import Device, split
+import dlbridge as bridge
+from dlbridge.abi import immortal
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
+from dlbridge.extending import (
+    Memory,
+    export_memory,
+    export_refusal,
+    import_memory,
+    memory_of,
+    new_exportable,
+)
 from dlbridge.kit.resources import Descriptor, recall, remember
 from dlbridge.protocol import ExportedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlbridge.core.tensor.operand import Operand
+    from dlbridge import Device, Operand
 
 
 PAGE = mmap.PAGESIZE
@@ -112,7 +116,7 @@ class MappedFile:
         self.writable = writable
         self.nbytes = file.nbytes
         self.array: np.ndarray[Any, Any] = np.frombuffer(mapped, "u1")  # it keeps the mapping
-        self.address = address_of(self.array)
+        self.address = memory_of(self.array, "shared memory").data
         self.imports: dict[Device, ref[Memory]] = {}
 
 
@@ -121,13 +125,13 @@ _mapped: dict[int, ref[MappedFile]] = {}
 _numbers = count()
 
 
-@at_exit
+@atexit.register
 def _stay_mapped() -> None:
     """Leave the blocks to the end of the process: a device may be writing to them still."""
     for known in list(_mapped.values()):
         mapping = known()
         if mapping is not None:
-            increment_references(mapping.array)
+            immortal(mapping.array)
 
 
 def mapping_at(address: int, nbytes: int) -> MappedFile | None:
@@ -317,7 +321,7 @@ class DeviceBlock(Block):
     def export(self, memory: Memory) -> None:
         """Take a descriptor of *memory*, which has this object, from its backend."""
         device = memory.device
-        exported = export_memory(device, memory.data)
+        exported = export_memory(memory)
         try:
             self.descriptor.extend(map(os.dup, [exported.fd]))
         except OSError as exc:
@@ -335,7 +339,7 @@ class DeviceBlock(Block):
         if here is not None:
             return here
         device = self._device(name)
-        refusal = why_not_opened(device)
+        refusal = export_refusal(device, importing=True)
         if refusal:
             raise ExchangeError(self._refused(name, refusal))
         exported = self.exported._replace(fd=self.fileno())
@@ -347,16 +351,13 @@ class DeviceBlock(Block):
         return memory, start
 
     def _device(self, name: str) -> Device:
-        kind, index = split(name)
+        kind = name.partition(":")[0]
         try:
-            plugin = plugin_named(kind)
-            count = plugin.device_count()
+            here = bridge.devices(kind)
         except (Error, ValueError) as exc:
             raise ExchangeError(self._refused(name, str(exc))) from exc
-        others = sorted(range(count), key=lambda each: each != index)  # the one that is named first
-        for each in others:
-            device = Device.of(plugin.device_type, each, kind)
-            if identity_of(device).uuid == self.uuid:
+        for device in sorted(here, key=lambda each: str(each) != name):  # that of the name first
+            if device.uuid == self.uuid:
                 return device
         raise ExchangeError(
             self._refused(name, f"no device of {kind!r} here has the UUID {self.uuid}")
@@ -375,28 +376,13 @@ _blocks: dict[bytes, ref[DeviceBlock]] = {}
 
 def why_not_exported(device: Device) -> str:
     """Why *device* has no memory of its own for other processes; empty if it has."""
-    plugin = plugin_of(device)
-    if plugin.memory_export_refusal is None:
-        return f"{device} has no memory of its own for other processes"
-    refusal = plugin.memory_export_refusal(device.index, 0)
-    return refusal or why_not_opened(device)
-
-
-def why_not_opened(device: Device) -> str:
-    """Why *device* opens no memory of other processes; empty if it does."""
-    plugin = plugin_of(device)
-    if plugin.memory_import_refusal is None:
-        return f"{device} opens no memory of other processes"
-    if identity_of(device).uuid is None:
-        return f"{device} says no UUID, by which another process would find it"
-    return plugin.memory_import_refusal(device.index)
+    return export_refusal(device) or export_refusal(device, importing=True)
 
 
 def make_on_device(device: Device, nbytes: int) -> Memory:
     """New memory of *nbytes* > 0 bytes on *device*, for which `why_not_exported` has no reason."""
-    block = DeviceBlock(identity_of(device).uuid or "", os.urandom(16))
-    memory = Memory(device, 0, _ORIGIN, block)
-    take(memory, "allocate_exportable", plugin_of(device).allocate_exportable, nbytes)
+    block = DeviceBlock(device.uuid or "", os.urandom(16))
+    memory = new_exportable(device, nbytes, _ORIGIN, block)
     block.export(memory)
     block.enter(memory, 0)
     return memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,23 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.implementation_details.python_api import address_of
-from dlbridge.core.moves.copies import copy_elements, packed_bytes, restore
-from dlbridge.core.moves.transfer import copy_to_host, move, to_compact_host
-from dlbridge.core.plugins.lookup import find_device
-from dlbridge.core.public import public
-from dlbridge.core.tensor.array_tensor import make_tensor
-from dlbridge.core.tensor.memory import Memory
-from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.values.devices import CPU, Device, split
-from dlbridge.core.values.dtypes import dtype as as_dtype
+import dlbridge as bridge
+from dlbridge.abi import FLAG_SUBBYTE_PADDED
 from dlbridge.errors import Error, ExchangeError
+from dlbridge.extending import (
+    CPU,
+    check_device,
+    copy_elements,
+    memory_of,
+    operand_of,
+    packed_bytes,
+    public_in,
+    tensor_on,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge import Device, Tensor
     from dlbridge.typing import DeviceLike
 
 
@@ -41,29 +41,38 @@ def tobytes(tensor: Tensor) -> bytes:
     if not operand.size:
         return b""
     if operand.device.is_host or operand.nbytes <= SHARED_BYTES:
-        return bytes(packed_bytes(operand_of(to_compact_host(tensor))))
+        return bytes(_host_bytes(tensor))
     # The device writes into a bytes object that nobody else has seen: there is no other buffer.
     raw = bytes(operand.nbytes)
-    copy_elements(restore(np.frombuffer(raw, "u1"), operand), operand)
+    memory = memory_of(np.frombuffer(raw, "u1"), "a new bytes object")
+    there = operand_of(tensor_on(memory, operand.dtype, operand.shape, padded=operand.padded))
+    there.is_new = True
+    copy_elements(there, operand)
     return raw
 
 
-def reduce(tensor: Tensor, protocol: int) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
-    """The function that unpickles *tensor*, and its arguments."""
+def _host_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of the elements, row-major without gaps; a copy only if needed."""
+    host = tensor if tensor.device is CPU else bridge.to_device(tensor, CPU)
+    if not host.is_contiguous():
+        host = bridge.to_device(host, CPU, copy=True)
+    return packed_bytes(operand_of(host))
+
+
+def pickled(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
+    """What a pickle of that *protocol* has of *tensor*: the arguments of `unpickle`."""
     import pickle
 
     operand = operand_of(tensor)
-    flags = operand.flags & FLAG_SUBBYTE_PADDED
+    flags = FLAG_SUBBYTE_PADDED if operand.padded else 0
     raw: Any = b""
     if protocol < 5:
         raw = tobytes(tensor)
     elif operand.size:
         # A copy of a device's memory: who keeps the buffer may read it at any time.
-        host = to_compact_host(tensor) if operand.device.is_host else copy_to_host(tensor)
-        raw = pickle.PickleBuffer(packed_bytes(operand_of(host)))
-    unpickle = type(tensor)._unpickle
-    described = operand.dtype.name, operand.shape, str(tensor.device), flags
-    return unpickle, (raw, *described, protocol < 5)
+        host = tensor if operand.device.is_host else bridge.to_device(tensor, CPU, copy=True)
+        raw = pickle.PickleBuffer(_host_bytes(host))
+    return raw, operand.dtype.name, operand.shape, str(operand.device), flags, protocol < 5
 
 
 _CPU_NAME = str(CPU)
@@ -79,7 +88,7 @@ class _Chosen(threading.local):
 _chosen = _Chosen()
 
 
-@public
+@public_in("dlbridge")
 @contextmanager
 def unpickle_to(device: DeviceLike | Mapping[str, DeviceLike] | None) -> Iterator[None]:
     """Choose the device of the tensors that this thread unpickles inside the block.
@@ -120,9 +129,9 @@ def unpickle_to(device: DeviceLike | Mapping[str, DeviceLike] | None) -> Iterato
     """
     places: Device | Mapping[str, Device] | None
     if isinstance(device, Mapping):
-        places = {_old(name): find_device(new) for name, new in device.items()}
+        places = {_old(name): check_device(new) for name, new in device.items()}
     else:
-        places = None if device is None else find_device(device)
+        places = None if device is None else check_device(device)
     # The dictionary of this thread: a generator that a signal handler has interrupted may end
     # in another thread.
     mine = vars(_chosen)
@@ -134,14 +143,15 @@ def unpickle_to(device: DeviceLike | Mapping[str, DeviceLike] | None) -> Iterato
         mine["places"], mine["strict"] = before
 
 
+_NAME = re.compile(r"([A-Za-z_]\w*|type-[0-9]+)(?::([0-9]+))?", re.ASCII)
+
+
 def _old(name: object) -> str:
     """*name*, if a pickle can name its device so; it need not be known here."""
-    if isinstance(name, str):
-        backend, index = split(name)
-        if index is None:
-            return name
-        if isinstance(index, int) and index >= 0:
-            return f"{backend}:{index}"
+    parts = _NAME.fullmatch(name) if isinstance(name, str) else None
+    if parts is not None:
+        backend, index = parts.groups()
+        return str(backend) if index is None else f"{backend}:{int(index)}"
     kind = ValueError if isinstance(name, str) else TypeError
     raise kind(
         f"{name!r} is not a device that a tensor was pickled on: write 'name' or 'name:index', as "
@@ -157,21 +167,22 @@ def unpickle(
     if owned and len(raw) <= SHARED_BYTES:
         raw = bytearray(raw)
     array = np.frombuffer(raw, "u1")
-    kind = as_dtype(dtype)
-    need = kind.nbytes(prod(shape), padded=bool(flags & FLAG_SUBBYTE_PADDED))
+    kind = bridge.dtype(dtype)
+    padded = bool(flags & FLAG_SUBBYTE_PADDED)
+    need = kind.nbytes(prod(shape), padded=padded)
     if array.nbytes != need:
         raise ExchangeError(
             f"the pickle's buffer has {array.nbytes} bytes, and {dtype} {shape} takes {need}: give "
             "pickle.loads the buffers of this pickle, in their order"
         )
-    memory = Memory(CPU, address_of(array) if array.size else 0, "a pickle", array)
     readonly = bool(array.size) and not array.flags.writeable and not owned
-    host = make_tensor(memory, 0, kind, shape, readonly=readonly, flags=flags)
+    memory = memory_of(array, "a pickle")
+    host = tensor_on(memory, kind, shape, readonly=readonly, padded=padded)
     where = place_of(device)
     if where is CPU:
         return host
     # A device that could use read-only memory in place would have a read-only tensor.
-    return move(host, where, True if readonly else None)
+    return bridge.to_device(host, where, copy=True if readonly else None)
 
 
 def chosen_place(pickled_on: str) -> Device | None:
@@ -179,8 +190,10 @@ def chosen_place(pickled_on: str) -> Device | None:
     places = _chosen.places
     if places is None and pickled_on == _CPU_NAME:
         return None
-    name, _ = split(pickled_on)  # refuses what is no name
-    return places.get(pickled_on, places.get(name)) if isinstance(places, Mapping) else places
+    parts = _NAME.fullmatch(pickled_on)
+    if parts is None:
+        raise ExchangeError(f"a pickle names the device {pickled_on!r}, and no device is called so")
+    return places.get(pickled_on, places.get(parts[1])) if isinstance(places, Mapping) else places
 
 
 def place_of(pickled_on: str) -> Device:
@@ -191,7 +204,7 @@ def place_of(pickled_on: str) -> Device:
     if pickled_on == _CPU_NAME:
         return CPU
     try:
-        return find_device(pickled_on)
+        return check_device(pickled_on)
     except (Error, ValueError) as exc:
         return land_on_cpu(pickled_on, "that device is not here", exc)
 

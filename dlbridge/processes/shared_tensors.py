@@ -5,24 +5,32 @@ from __future__ import annotations
 import operator
 import os
 from functools import cache
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
-from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.moves.plans import why_no_host_import
-from dlbridge.core.moves.transfer import allocate, fill, move
-from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, make_tensor
-from dlbridge.core.tensor.memory import Memory, host_access
-from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import CPU, Device
-from dlbridge.core.values.dtypes import DType, check, dtype as as_dtype
-from dlbridge.core.values.layout import byte_reach
-from dlbridge.errors import Error, ExchangeError
+import dlbridge as bridge
+from dlbridge.errors import BackendUnavailable, Error, ExchangeError
+from dlbridge.extending import (
+    CPU,
+    MAX_NDIM,
+    Memory,
+    byte_reach,
+    check_device,
+    check_dtype,
+    clear,
+    copy_elements,
+    host_import_refusal,
+    new_tensor,
+    operand_of,
+    public_in,
+    tensor_on,
+    wait_for_work,
+)
 from dlbridge.kit.resources import recall, remember, shared_lock
 
 from .blocks import (
+    PAGE,
     DeviceBlock,
     MappedFile,
     SharedFile,
@@ -39,7 +47,8 @@ from .pickles import chosen_place, land_on_cpu, place_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlbridge.core.tensor.operand import Operand
+    from dlbridge import Device, DType, Operand, Tensor
+    from dlbridge.typing import ArrayLike, DeviceLike
 
 
 class Layout(NamedTuple):
@@ -49,19 +58,23 @@ class Layout(NamedTuple):
     dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None
-    flags: int = 0
+    padded: bool = False
     readonly: bool = False
 
     def on(self, memory: Memory, begin: int = 0) -> Tensor:
         """The tensor, if the block begins at the byte *begin* of *memory*."""
-        begin += self.offset
-        flags, readonly = self.flags, self.readonly
-        return make_tensor(
-            memory, begin, self.dtype, self.shape, self.strides, readonly=readonly, flags=flags
+        return tensor_on(
+            memory,
+            self.dtype,
+            self.shape,
+            self.strides,
+            byte_offset=begin + self.offset,
+            readonly=self.readonly,
+            padded=self.padded,
         )
 
 
-_BYTES = as_dtype("uint8")
+_BYTES = bridge.dtype("uint8")
 
 # Held during one import of a block. It is reentrant, as a finalizer inside may share memory, too.
 _importing = shared_lock()
@@ -85,7 +98,7 @@ def why_not_in(mapping: MappedFile, target: Device, *, asked: bool = True) -> st
     """
     if target is CPU:
         return ""
-    return why_no_host_import(mapping.address, mapping.nbytes, target, asked=asked)
+    return host_import_refusal(target, mapping.address, mapping.nbytes, asked=asked)
 
 
 def on_host(mapping: MappedFile, layout: Layout) -> Tensor:
@@ -116,7 +129,7 @@ def _import(mapping: MappedFile, target: Device) -> Memory:
             return known
         check_target(mapping, target)
         layout = Layout(0, _BYTES, (mapping.nbytes,), readonly=not mapping.writable)
-        made = operand_of(move(on_host(mapping, layout), target, False)).memory
+        made = operand_of(bridge.to_device(on_host(mapping, layout), target, copy=False)).memory
         assert made is not None  # nothing else uses host memory without a copy
         remember(mapping.imports, target, made)
     return made
@@ -142,41 +155,109 @@ def find(operand: Operand) -> tuple[MappedFile, Layout] | None:
 
 
 def _layout_of(operand: Operand, offset: int) -> Layout:
-    flags = operand.flags & FLAG_SUBBYTE_PADDED
-    return Layout(offset, operand.dtype, operand.shape, operand.strides, flags, operand.readonly)
+    return Layout(
+        offset, operand.dtype, operand.shape, operand.strides, operand.padded, operand.readonly
+    )
 
 
-Sent: TypeAlias = tuple[int, str, tuple[int, ...], tuple[int, ...] | None, int, bool]
+Sent: TypeAlias = tuple[int, str, tuple[int, ...], tuple[int, ...] | None, bool, bool]
 """A `Layout` in a message, with the name of the dtype."""
 
 
 # Made --------------------------------------------------------------------------------
 
 
+@public_in("dlbridge")
+def share(x: ArrayLike, device: DeviceLike | None = None) -> Tensor:
+    """Return *x* in memory that other processes can have without a copy.
+
+    It is host memory, which the device uses in place. A GPU with memory of its own gets that
+    instead, if its driver can give it to other processes (Vulkan, CUDA).
+
+    The pickler of multiprocessing passes such a tensor on as a file descriptor: through
+    a ``Pipe`` or a ``Queue``, in the arguments of a ``Process``, a ``Pool`` or a
+    ``ProcessPoolExecutor``, with every start method. The receiver gets a tensor on the
+    same memory, and so do those that it sends it to. Ordinary pickles copy.
+
+    Parameters
+    ----------
+    x : ArrayLike
+        Everything that `asarray` takes.
+    device : DeviceLike, optional
+        The device that works on the memory, in place. None: the one that *x* is on.
+
+    Returns
+    -------
+    Tensor
+        *x* itself if its memory is shared and on *device*, another tensor on that
+        memory if *device* uses it in place, otherwise a compact copy. ``empty(shape,
+        dtype, device, shared=True)`` makes one to be filled in place.
+
+    Raises
+    ------
+    TypeError
+        If *x* is nothing that `asarray` takes.
+    ValueError
+        If no device has such a name.
+    ExchangeError
+        If *device* neither uses host memory in place nor has memory of its own for other
+        processes, or this system has no file descriptors (Windows). It is also a BufferError.
+    BackendUnavailable
+        If no backend here serves *device*.
+    DeviceMemoryError
+        A MemoryError, if there is no room.
+
+    Notes
+    -----
+    The processes must agree on who works on the memory when: wait for the device
+    (`synchronize`) before you tell another process to go on. Sending a tensor waits for
+    the work that dlbridge has queued on it.
+
+    Examples
+    --------
+    >>> t = bridge.share(np.arange(3))
+    >>> t
+    dlbridge.Tensor(int64, shape=(3,), device=cpu:0, memory from shared memory)
+    >>> bridge.share(t) is t
+    True
+    """
+    tensor = bridge.asarray(x)
+    target = tensor.device if device is None else check_device(device)
+    if tensor is not x and not tensor.device.is_host:
+        try:
+            check_device(tensor.device)
+        except BackendUnavailable:  # then only the library of *x* can copy it
+            tensor = bridge.to_device(x, CPU)
+    return share_tensor(tensor, target)
+
+
 def share_tensor(tensor: Tensor, target: Device) -> Tensor:
     """The elements of *tensor* on *target*, in shared memory; a copy if they are not in it."""
     operand = operand_of(tensor)
     if not operand.size:
-        return allocate(target, operand.dtype, operand.shape, padded=operand.padded)
+        return new_tensor(target, operand.dtype, operand.shape, padded=operand.padded)
     found = find(operand)
     if operand.device is target and (found or find_on_device(operand)):
         return tensor
     if found is None or why_not_in(found[0], target):
         return _copy_to_block(operand, target)
-    if operand.memory is not None:
-        host_access(operand.memory)  # the two devices know nothing of each other's work
+    wait_for_work(operand)  # the two devices know nothing of each other's work
     return on_device(*found, target)
 
 
-def empty_shared(target: Device, dtype: DType, shape: tuple[int, ...]) -> Tensor:
+def empty_shared(
+    target: Device, dtype: DType, shape: tuple[int, ...], alignment: int = 1
+) -> Tensor:
     """A new compact tensor in shared memory; its bytes are zero."""
+    if alignment > PAGE:
+        raise ValueError(f"alignment {alignment}: shared memory begins on a page of {PAGE} bytes")
     if 0 in shape:
-        return allocate(target, dtype, shape)
+        return new_tensor(target, dtype, shape)
     block, layout = _new_block(target, dtype, shape, padded=False)
     if isinstance(block, MappedFile):
         return on_device(block, layout, target)
     # A driver need not clear what it gives.
-    fill(make_tensor(block, 0, _BYTES, (dtype.nbytes(prod(shape)),)), b"\0")
+    clear(tensor_on(block, _BYTES, (dtype.nbytes(prod(shape)),)))
     return layout.on(block)
 
 
@@ -198,7 +279,7 @@ def _new_block(
     """
     _register()
     nbytes = dtype.nbytes(prod(shape), padded=padded)
-    layout = Layout(0, dtype, shape, flags=FLAG_SUBBYTE_PADDED if padded else 0)
+    layout = Layout(0, dtype, shape, padded=padded)
     mapping = make_file(nbytes).mapping(True)
     if target is not CPU and why_not_in(mapping, target, asked=False):
         if not why_not_exported(target):
@@ -224,10 +305,15 @@ def _register() -> None:
     reducers: dict[type, Callable[[Any], Any]] = {
         SharedFile: _reduce_file,
         DeviceBlock: _reduce_device_block,
-        **dict.fromkeys((Tensor, NumpyTensor, ArrayTensor), _reduce),
+        **dict.fromkeys(_classes(bridge.Tensor), _reduce),
     }
     for kind, reducer in reducers.items():
         ForkingPickler.register(kind, reducer)
+
+
+def _classes(cls: type) -> list[type]:
+    """*cls* and all that are made of it: a pickler asks by the class itself."""
+    return [cls, *chain.from_iterable(map(_classes, cls.__subclasses__()))]
 
 
 def _reduce_file(file: SharedFile) -> tuple[Callable[..., SharedFile], tuple[Any, ...]]:
@@ -285,8 +371,7 @@ def _reduce(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
     else:
         # The first of a list: pickle wants a function, and this one is everywhere.
         return operator.getitem, ([_Ordinary(tensor)], 0)
-    if operand.memory is not None:
-        host_access(operand.memory)
+    wait_for_work(operand)
     return message
 
 
@@ -317,7 +402,7 @@ def receive(file: SharedFile, device: str, sent: Sent) -> Tensor:
         return on_device(mapping, layout, where)
     except Error as exc:
         if chosen_place(device) is not None:  # by the receiver, as if it had called to_device
-            return move(on_host(mapping, layout), where, None)
+            return bridge.to_device(on_host(mapping, layout), where)
         land_on_cpu(device, "the memory cannot be used in place there", exc)
         return on_host(mapping, layout)
 
@@ -332,21 +417,19 @@ def receive_on_device(block: DeviceBlock, device: str, sent: Sent) -> Tensor:
     memory, start = block.on(device)
     tensor = layout.on(memory, start)
     chosen = chosen_place(device)
-    return tensor if chosen in (None, memory.device) else move(tensor, chosen, None)
+    return tensor if chosen in (None, memory.device) else bridge.to_device(tensor, chosen)
 
 
 def _received(sent: Sent, nbytes: int) -> Layout:
     """The layout; ExchangeError unless all elements are in the block of *nbytes* bytes."""
-    offset, name, shape, strides, flags, readonly = sent
-    dtype = as_dtype(name)
-    check(dtype.code, dtype.bits, dtype.lanes)
+    offset, name, shape, strides, padded, readonly = sent
+    dtype = bridge.dtype(name)
+    check_dtype(dtype)
     well = strides is not None and len(shape) == len(strides) <= MAX_NDIM
     if well and min(shape, default=1) > 0:
-        padded = flags & FLAG_SUBBYTE_PADDED
-        bits = 8 * dtype.itemsize if padded else dtype.bits * dtype.lanes
-        first, end = byte_reach(shape, strides or (), bits)
+        first, end = byte_reach(dtype, shape, strides or (), padded=padded)
         if offset + first >= 0 and offset + end <= nbytes:
-            return Layout(offset, dtype, shape, strides, flags, readonly)
+            return Layout(offset, dtype, shape, strides, padded, readonly)
     raise ExchangeError(
         f"the message names {dtype} {shape} with strides {strides} at byte {offset} of a block of "
         f"{nbytes} bytes of shared memory, and they are not in it"

@@ -24,7 +24,7 @@ from scripts import run_scene
 
 import dlbridge as bridge
 from dlbridge.errors import ExchangeError
-from dlbridge.processes import blocks as shared_blocks, shared_tensors as shared_places
+from dlbridge.processes import blocks as shared_blocks
 from dlbridge.processes.shared_tensors import receive, receive_memory, receive_on_device
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the system passes no descriptors")
@@ -161,16 +161,16 @@ def test_none_is_copied_between_the_cpu_and_the_device_of_one_block(device):
 @in_host_memory
 def test_two_threads_import_a_block_once(device, monkeypatch):
     """The second waits for the first: two imports of the same bytes would be undefined."""
-    real, imports, both = shared_places.move, [], threading.Event()
+    real, imports, both = bridge.to_device, [], threading.Event()
 
-    def slow_move(*arguments):
+    def slow_import(*arguments, **keywords):
         imports.append(arguments)
         if len(imports) == 2:
             both.set()
         both.wait(1)  # no verdict: who does not wait may come later, unseen
-        return real(*arguments)
+        return real(*arguments, **keywords)
 
-    monkeypatch.setattr(shared_places, "move", slow_move)
+    monkeypatch.setattr(bridge, "to_device", slow_import)
     t = bridge.share(VALUES, "cpu")
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(bridge.share, [t, t], [device, device])

@@ -19,7 +19,7 @@ from dlbridge.core.moves.plans import (
     why_no_host_view,
 )
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
-from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.plugins.lookup import identity_of, plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory, access, host_access
@@ -102,6 +102,27 @@ def check_alignment(value: Any) -> int:
             f"alignment {alignment} is not a power of two from 1 to {MAX_ALIGNMENT} bytes"
         )
     return alignment
+
+
+def new_exportable(device: Device, nbytes: int, origin: str, owner: object) -> Memory:
+    """New memory of *nbytes* > 0 bytes that `export_memory` takes."""
+    memory = Memory(device, 0, origin, owner)
+    take(memory, "allocate_exportable", plugin_of(device).allocate_exportable, nbytes)
+    return memory
+
+
+def export_refusal(device: Device, *, importing: bool) -> str:
+    """Why *device* exports no memory, or imports none; empty if it does."""
+    plugin = plugin_of(device)
+    if not importing:
+        if plugin.memory_export_refusal is None:
+            return f"{device} has no memory of its own for other processes"
+        return plugin.memory_export_refusal(device.index, 0)
+    if plugin.memory_import_refusal is None:
+        return f"{device} opens no memory of other processes"
+    if identity_of(device).uuid is None:
+        return f"{device} says no UUID, by which another process would find it"
+    return plugin.memory_import_refusal(device.index)
 
 
 def export_memory(device: Device, data: int) -> ExportedMemory:

@@ -48,6 +48,11 @@ class Memory:
     owner : object
         What is kept alive as long as this object lives.
 
+    Attributes
+    ----------
+    host_start : int or None
+        The address of the host for the first byte, where a device uses host memory in place.
+
     Examples
     --------
     >>> from dlbridge.extending import CPU, Memory, tensor_on
@@ -58,9 +63,8 @@ class Memory:
     """
 
     # `last_use` is the stream of our last work on it, None before the first. `allocation` is what
-    # the backend gave, which ends with this object, None for memory of others. `host_start` is the
-    # address of the host for the first byte of `data`, None except for host memory that a device
-    # uses in place; `is_import` says whether it is that, or memory of another driver.
+    # the backend gave, which ends with this object, None for memory of others. `is_import` says
+    # whether it is host memory that a device uses in place, or memory of another driver.
 
     __slots__ = (
         "__weakref__",

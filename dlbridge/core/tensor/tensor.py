@@ -400,7 +400,7 @@ class Tensor(TensorMetadata):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the elements (protocol 5: out of band) and the name of the device."""
-        return methods.reduce(self, operator.index(protocol))
+        return type(self)._unpickle, methods.pickled(self, operator.index(protocol))
 
     @staticmethod
     def _unpickle(*described: Any) -> Tensor:
