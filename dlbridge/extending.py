@@ -21,6 +21,7 @@ from dlbridge.core.public import public_in
 from dlbridge.core.tensor import operand as operands
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory, host_access
+from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values import layout
 from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.dtypes import check, limits_of
@@ -255,32 +256,6 @@ def byte_reach(
 
 
 # What a move or a kernel needs of a tensor, read once -------------------------------------
-
-
-@_here
-def operand_of(tensor: Tensor) -> Operand:
-    """Return what a move or a kernel needs of a tensor, without an order of work.
-
-    `Tensor.operand` makes the order, too: it takes the current stream and has it wait for the last
-    work on the memory. Here that is left to those to whom the operand is handed on.
-
-    Parameters
-    ----------
-    tensor : Tensor
-        Any tensor.
-
-    Returns
-    -------
-    Operand
-        Its device, address, extents, strides and type; its stream is 0.
-
-    Examples
-    --------
-    >>> from dlbridge.extending import operand_of
-    >>> operand_of(bridge.zeros((2, 3))).nbytes
-    24
-    """
-    return operands.operand_of(tensor)
 
 
 @_here

@@ -188,12 +188,18 @@ def unpickle(
 def chosen_place(pickled_on: str) -> Device | None:
     """The device that `unpickle_to` has chosen for tensors of the device of that name."""
     places = _chosen.places
-    if places is None and pickled_on == _CPU_NAME:
+    if places is None:
         return None
+    backend = _backend_of(pickled_on)
+    return places.get(pickled_on, places.get(backend)) if isinstance(places, Mapping) else places
+
+
+def _backend_of(pickled_on: str) -> str:
+    """The name without the number; ExchangeError if no device can be called so."""
     parts = _NAME.fullmatch(pickled_on)
     if parts is None:
-        raise ExchangeError(f"a pickle names the device {pickled_on!r}, and no device is called so")
-    return places.get(pickled_on, places.get(parts[1])) if isinstance(places, Mapping) else places
+        raise ExchangeError(f"a pickle names the device {pickled_on!r}, and none is called so")
+    return parts[1]
 
 
 def place_of(pickled_on: str) -> Device:
@@ -206,6 +212,7 @@ def place_of(pickled_on: str) -> Device:
     try:
         return check_device(pickled_on)
     except (Error, ValueError) as exc:
+        _backend_of(pickled_on)
         return land_on_cpu(pickled_on, "that device is not here", exc)
 
 

@@ -184,7 +184,27 @@ _new = Operand.__new__
 
 
 def operand_of(tensor: Tensor) -> Operand:
-    """The operand of *tensor*; no order is made yet, and `Operand.stream` is 0."""
+    """Return what a move or a kernel needs of a tensor, without an order of work.
+
+    `Tensor.operand` makes the order, too: it takes the current stream and has it wait for the last
+    work on the memory. Here that is left to those to whom the operand is handed on.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Any tensor.
+
+    Returns
+    -------
+    Operand
+        Its device, address, extents, strides and type; its stream is 0.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import operand_of
+    >>> operand_of(bridge.zeros((2, 3))).nbytes
+    24
+    """
     operand = _new(Operand)
     array = operand.carrier = tensor._array
     operand.shape = array.shape
