@@ -127,9 +127,13 @@ def _import(mapping: MappedFile, target: Device) -> Memory:
         known = recall(mapping.imports, target)  # another thread may have imported it meanwhile
         if known is not None:
             return known
-        check_target(mapping, target)
         layout = Layout(0, _BYTES, (mapping.nbytes,), readonly=not mapping.writable)
-        made = operand_of(bridge.to_device(on_host(mapping, layout), target, copy=False)).memory
+        try:
+            there = bridge.to_device(on_host(mapping, layout), target, copy=False)
+        except ExchangeError:
+            check_target(mapping, target)  # its message has the way out
+            raise
+        made = operand_of(there).memory
         assert made is not None  # nothing else uses host memory without a copy
         remember(mapping.imports, target, made)
     return made
