@@ -184,7 +184,7 @@ def test_the_table_of_methods():
     assert users == {
         "dlbridge.core.tensor.tensor",
         "dlbridge.core.values.devices",
-        "dlbridge.core.creation",
+        "dlbridge.api.creation",
     }
     used = {
         node.attr

@@ -597,11 +597,15 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
 
 def _in_place(dst: ArrayLike) -> Tensor:
     """The memory of *dst* itself, for `copy_`."""
-    with suppress(ExchangeError):
+    cause = None
+    try:
         return asarray(dst, copy=False)
+    except ExchangeError as exc:
+        cause = exc.__cause__
     if type(dst) not in NUMBERS:
-        asarray(dst)  # raises where copy=False was not the reason
+        with suppress(ValueError):  # of its own method: that is the cause
+            asarray(dst)  # raises where copy=False was not the reason
     raise ExchangeError(
         f"{with_article(type(dst).__name__)} has no memory to copy into; pass an array, such "
         "as numpy.array(x), and read the elements there"
-    )
+    ) from cause

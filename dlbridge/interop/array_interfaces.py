@@ -142,7 +142,11 @@ def _asked_for_no_copy(x: Any) -> np.ndarray[Any, Any]:
     try:
         return np.asanyarray(x, copy=False)
     except unless_handler(ValueError, TypeError):
+        pass
+    try:
         return np.asanyarray(x)
+    except unless_handler(ValueError, TypeError) as exc:
+        raise ExchangeError(NOTHING_TO_SHARE.format(origin_of(x))) from exc
 
 
 def _has_mask(x: Any, way_out: str) -> ExchangeError:

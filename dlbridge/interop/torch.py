@@ -99,7 +99,8 @@ def refuse_hidden(x: Any) -> None:
 def _refuse(x: Any) -> None:
     """`refuse_hidden`, and gradients."""
     refuse_hidden(x)
-    if getattr(x, "requires_grad", False):
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor) and x.requires_grad:
         raise ExchangeError("the torch tensor requires grad; pass x.detach()")
 
 

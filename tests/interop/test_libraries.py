@@ -574,6 +574,22 @@ def test_array_methods_that_copy_are_called_so(kind):
         bridge.copy_(x, np.zeros(3))
 
 
+def test_an_array_method_that_fails_has_nothing_to_share():
+    """awkward's raises a ValueError for lists of different lengths, whatever is asked for."""
+
+    class Failing:
+        def __array__(self, dtype=None, copy=None):
+            raise ValueError("cannot convert to RegularArray")
+
+    for ask in (
+        lambda x: bridge.asarray(x, copy=False),
+        lambda x: bridge.copy_(x, np.zeros(3)),
+    ):
+        with pytest.raises(BufferError, match="no memory to") as caught:
+            ask(Failing())
+        assert "RegularArray" in str(caught.value.__cause__)
+
+
 def test_columns_of_one_type():
     pyarrow = peer("pyarrow")
     assert bridge.asarray(pyarrow.table({"a": [1, 2], "b": [3, 4]})).tolist() == [[1, 3], [2, 4]]

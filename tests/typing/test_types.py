@@ -321,7 +321,6 @@ ANYBODYS = {
     "to_device": "an array of the library that `like` names; the overloads say which",
     "Tensor.to_native": "an object of the device's ecosystem",
     "Tensor.tolist": "as many levels of lists as the tensor has dimensions",
-    "Tensor.__tensor_device__": "Tensor.__dlpack_device__ by the name that an Exporter reads",
     "Tensor.__tensor_export__": "Tensor.__dlpack__ by the name that an Exporter reads",
     "Tensor.__dlpack__": "PyCapsule has no name before Python 3.13",
     "Exporter.__dlpack__": "PyCapsule has no name before Python 3.13",

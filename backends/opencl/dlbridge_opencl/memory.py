@@ -164,8 +164,7 @@ def memory_at(device_id: int, data: int) -> Memory:
     memory = Memory(devices.device(device_id), buffer.context, buffer.size, 0)
     memory.buffer, memory.is_ours = buffer, False
     memory.users = recall(queues.users_of, data)
-    if memory.device.shares_memory:
-        memory.host_address = _host_address(buffer)
+    memory.host_address = _host_address(buffer)
     return memory
 
 

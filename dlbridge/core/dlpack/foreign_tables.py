@@ -136,8 +136,8 @@ def _find_table(cls: type) -> ForeignTable | None:
         if (
             table
             and table.header.version.major == DLPACK_VERSION[0]
-            and all(_address(getattr(table, function)) >= _PAGE for function in _REQUIRED)
-            and not 0 < _address(table.dltensor_from_py_object_no_sync) < _PAGE
+            and all(_address(getattr(table, function)) >= _LOWEST for function in _REQUIRED)
+            and not 0 < _address(table.dltensor_from_py_object_no_sync) < _LOWEST
         ):
             return ForeignTable(table)
     return None
@@ -148,12 +148,12 @@ _REQUIRED = (
     "managed_tensor_to_py_object_no_sync",
     "current_work_stream",
 )
-_PAGE = 4096  # no system maps the first page of memory
+_LOWEST = 1 << 16  # no system maps memory below it (Linux: vm.mmap_min_addr)
 
 
 def _table_at(address: int) -> Any:
     """The table at *address*, or None where none can be. Whether one is there nobody can see."""
-    if not _PAGE <= address < MAX_NBYTES or address % _ALIGNMENT:
+    if not _LOWEST <= address < MAX_NBYTES or address % _ALIGNMENT:
         return None
     return ffi.cast("DLPackExchangeAPI *", address)
 

@@ -437,10 +437,10 @@ def leads_to(struct, other):
 
 itself, first, second, same = table((2, 0)), table((3, 0)), table((2, 1)), table((2, 1))
 ring, end = leads_to(first, second), leads_to(second, first)
-numbers = [True, 1, 8, 4095, 1 << 63, 1 << 64, -1, -8, (1 << 64) + address(OURS), np.True_,
+numbers = [True, 1, 8, 4096, 65528, 1 << 63, 1 << 64, -1, -8, (1 << 64) + address(OURS), np.True_,
            address(OURS) + 1, address(OURS) + 4, leads_to(itself, itself), ring, end,
            leads_to(same, second), leads_to(table((9, 9)), first)]
-numbers += [address(table((2, 0), wrong)) for wrong in (1, 8, 4095, address(OURS) + 1, 1 << 63)]
+numbers += [address(table((2, 0), wrong)) for wrong in (1, 8, 4096, address(OURS) + 1, 1 << 63)]
 for name in FUNCTIONS:
     if name != "managed_tensor_allocator":  # nobody calls it
         numbers += [address(table((1, 3), **{name: wrong})) for wrong in (1, 4095)]

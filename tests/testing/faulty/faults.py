@@ -504,6 +504,43 @@ def chunks_of_copies_overlap(fake, real, target, source, stream):
         real(to, source._replace(offset=source.offset + start, nbytes=nbytes), stream)
 
 
+# Over memory that the host has, too: it goes piece by piece, and each piece overwrites the next.
+OVERLAPPING = 7
+"""Bytes of a piece."""
+
+
+@breaks("copy_strided", "test_overlaps")
+def strided_copies_of_parts_begin_early(
+    fake, real, target, target_region, source, source_region, stream
+):
+    """A strided copy on the device begins at the beginning."""
+    real(cut(fake, target, 0), target_region, source, source_region, stream)
+
+
+@breaks("copy_from_host", "test_overlaps_in_memory_of_others", base=Shared)
+def uploads_overwrite_what_they_read(fake, real, target, source, stream):
+    """An upload goes in pieces, also where the host's bytes are the device's own."""
+    for start in range(0, target.nbytes, OVERLAPPING):
+        part = source[start : start + OVERLAPPING]
+        real(target._replace(offset=target.offset + start, nbytes=len(part)), part, stream)
+
+
+@breaks("copy_to_host", "test_overlaps_in_host_memory_in_place", base=Shared)
+def downloads_overwrite_what_they_read(fake, real, source, into, stream):
+    """A download goes in pieces, also where the host's bytes are the device's own."""
+    for start in range(0, source.nbytes, OVERLAPPING):
+        part = into[start : start + OVERLAPPING]
+        real(source._replace(offset=source.offset + start, nbytes=len(part)), part, stream)
+
+
+@breaks("copy_strided_from_host", "test_overlap_in_several_calls", base=Shared)
+def strided_uploads_of_shared_memory_begin_early(
+    fake, real, target, target_region, source, source_region, stream
+):
+    """A strided upload begins at the beginning."""
+    real(cut(fake, target, 0), target_region, source, source_region, stream)
+
+
 @breaks("copy", "test_large_copies_are_not_cut")
 def copies_above_128_mib_are_cut(fake, real, target, source, stream):
     """The driver's limit of one copy is not looked at."""
