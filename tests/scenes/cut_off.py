@@ -60,7 +60,8 @@ def _lend(tensor: Any) -> None:
 
 def _living() -> list[int]:
     counts = [sys.getrefcount(each) for each in (memory, other, locked, ours, into, there, small)]
-    plugins = [bridge.backend(name).live_allocations() for name in ("cpu", "ext_dev")]
+    backends: list[Any] = [bridge.backend(name) for name in ("cpu", "ext_dev")]
+    plugins = [backend.live_allocations() for backend in backends]
     return [*counts, *plugins, len(_loans), len(own_table._lent)]
 
 

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -13,28 +14,42 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import dlbridge as bridge
 from dlbridge import ffi
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-class Wrapper(torch.Tensor):
+    Use = Callable[[Any], object]
+    PassTo = Callable[[Use], object]
+
+
+class Wrapper(torch.Tensor):  # type: ignore[misc]  # torch is not typed here
     """Its memory is that of another tensor, as in DTensor."""
 
     @staticmethod
-    def __new__(cls, *extents, **keywords):
-        make = torch.Tensor._make_wrapper_subclass
+    def __new__(cls, *extents: int, **keywords: Any) -> Any:
+        make: Any = torch.Tensor._make_wrapper_subclass
         return make(cls, extents, dtype=torch.float32, **keywords)
 
     @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise AssertionError("asked")
 
 
-def freed(offset, kind=torch.float32, left=0, extents=(4,), steps=(1,)):
+def freed(
+    offset: int,
+    kind: Any = torch.float32,
+    left: int = 0,
+    extents: tuple[int, ...] = (4,),
+    steps: tuple[int, ...] = (1,),
+) -> Any:
     """A tensor whose storage has *left* bytes now."""
     x = torch.ones(offset + 64, dtype=kind).as_strided(extents, steps, offset)
     x.untyped_storage().resize_(left)
     return x
 
 
-def resized():
+def resized() -> Any:
     x = torch.ones(4)
     try:
         x.resize_(1 << 50)
@@ -43,46 +58,46 @@ def resized():
     raise AssertionError("torch found a petabyte")
 
 
-def forbidden():
+def forbidden() -> Any:
     x = torch.ones(4)
     torch._C._set_throw_on_mutable_data_ptr(x)
     return x
 
 
-def fake():
+def fake() -> Any:
     with FakeTensorMode():
         return torch.ones(8)
 
 
-def fake_view():
+def fake_view() -> Any:
     with FakeTensorMode():
         return torch.ones(8)[2:]
 
 
-def nested(**keywords):
+def nested(**keywords: Any) -> Any:
     return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], **keywords)
 
 
-def plainly(make):
+def plainly(make: Callable[[], Any]) -> PassTo:
     """A state that a function makes: *use* gets the tensor."""
     return lambda use: use(make())
 
 
-def functional(part):
+def functional(part: slice) -> PassTo:
     return lambda use: torch.func.functionalize(lambda x: (use(x[part]), x)[1])(torch.ones(8))
 
 
-def in_vmap(use):
+def in_vmap(use: Use) -> None:
     torch.vmap(lambda x: (use(x), x)[1])(torch.ones(2, 4))
 
 
-def in_grad(use):
+def in_grad(use: Use) -> None:
     torch.func.grad(lambda x: (use(x), x.sum())[1])(torch.ones(4))
 
 
 FREED = "storage of the torch tensor was freed: it has"
 VALUE = "stands for a value in a function that is being transformed"
-STATES = {
+STATES: dict[str, tuple[PassTo, str]] = {
     "freed": (plainly(lambda: freed(0)), FREED),
     "freed bfloat16": (plainly(lambda: freed(0, torch.bfloat16)), FREED),
     "freed complex": (plainly(lambda: freed(3, torch.complex64)), FREED),
@@ -127,7 +142,7 @@ STATES = {
 """Name -> what passes such a tensor to a function, and what the error says."""
 
 
-def read(value):
+def read(value: Any) -> Any:
     """Read what *value* holds."""
     if isinstance(value, bridge.Tensor):
         return value.tolist()
@@ -136,15 +151,15 @@ def read(value):
     return [read(one) for one in value]
 
 
-_read = ffi.convert_func(lambda *values: [read(value) for value in values] and None)
+_read: Any = ffi.convert_func(lambda *values: [read(value) for value in values] and None)
 
 
-def save(x):
+def save(x: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bridge.save(Path(folder, "x.npy"), x)
 
 
-WAYS = {
+WAYS: dict[str, Use] = {
     "from_dlpack": lambda x: bridge.from_dlpack(x).tolist(),
     "asarray": lambda x: bridge.asarray(x).tolist(),
     "copy=True": lambda x: bridge.from_dlpack(x, copy=True),
@@ -172,9 +187,9 @@ WAYS = {
 }
 
 
-def refuse_all():
+def refuse_all() -> None:
     """Each way refuses each state, in the same words; stderr says in which cell a crash was."""
-    wrong = []
+    wrong: list[str] = []
     for state, (pass_to, words) in STATES.items():
         for name, take in WAYS.items():
             sys.stderr.write(f"{state}, {name}\n")
@@ -182,7 +197,7 @@ def refuse_all():
     assert not wrong, "\n".join(wrong)
 
 
-def refuse(wrong, cell, words, take, x):
+def refuse(wrong: list[str], cell: str, words: str, take: Use, x: Any) -> None:
     try:
         take(x)
         wrong.append(f"{cell}: accepted")
@@ -193,7 +208,7 @@ def refuse(wrong, cell, words, take, x):
         wrong.append(f"{cell}: {type(error).__name__}: {str(error)[:200]}")
 
 
-def accept_all():
+def accept_all() -> None:
     """By each way goes what has memory: with offsets and strides, gradients for functions, empty."""
     x = torch.arange(12.0).reshape(3, 4)
     good = [x, x[1:], x.T, x[:, 1::2], x[2:, 3:], x.expand(2, 3, 4), torch.ones(()), x.bfloat16()]
@@ -203,8 +218,8 @@ def accept_all():
         for name, take in WAYS.items():
             if not name.startswith("copy_") and name not in ("to_device", "accepts", "like numpy"):
                 take(tensor)
-    taken = []
-    note = ffi.convert_func(lambda t: taken.append(t.tolist()))
+    taken: list[Any] = []
+    note: Any = ffi.convert_func(lambda t: taken.append(t.tolist()))
     for tensor in (*good, x.clone().requires_grad_()):
         note(tensor)
         assert taken.pop() == tensor.tolist()
