@@ -159,7 +159,7 @@ DETAILS = (
         "a signal that came before a call is noticed at RESUME",
         "a deleter of `from_blob` that has not begun is called again, and no other",
         "CPython 3.11",
-        "core/blobs.py: _release",
+        "interop/blobs.py: _release",
         "tests/core/test_implementation_details.py::test_a_function_that_was_cut_at_its_entry",
     ),
     Detail(
