@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import signal
+import sys
 
 import pytest
 
@@ -25,6 +26,10 @@ def test_an_interruption_leaves_nothing_behind(run_scene, work, error):
     assert code == 0, output
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 13),
+    reason="CPython 3.13 itself crashes where a generator gets no memory: docs/safety.md",
+)
 def test_each_allocation_fails_once(run_scene):
     """A reference was given up that had never been taken, and the process crashed later."""
     pytest.importorskip("_testcapi", reason="CPython's own tests are not installed")

@@ -91,6 +91,10 @@ def test_an_interruption_leaves_nothing_behind(name, exception):
     assert set(out.split()) == {"0"}
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 13),
+    reason="CPython 3.13 itself crashes where a generator gets no memory: docs/safety.md",
+)
 def test_each_allocation_fails_once():
     """The tensor of a capsule was lost; and a MemoryError arrived as an ArgumentError of ctypes."""
     pytest.importorskip("_testcapi", reason="CPython's own tests are not installed")
