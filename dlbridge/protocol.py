@@ -648,7 +648,8 @@ class SupportsDeviceInfo(Protocol, metaclass=_Contract):
     def device_info(self, device_id: int) -> Mapping[str, object]:
         """The properties of the device, by name.
 
-        Always ``name``; where known ``memory`` (bytes), ``memory_used`` (bytes that this
+        Always ``name``; where known ``kind`` (``"cpu"``, ``"gpu"``, ``"accelerator"`` or
+        ``"other"``), ``memory`` (bytes), ``memory_used`` (bytes that this
         process has from the driver now, with those that are kept to be used again), ``uuid``,
         ``pci``, ``driver``, ``host_memory_shared`` (bool) and the device's limits. Two devices
         never have one UUID. A UUID is 32 hexadecimal digits, dashes and a prefix ``GPU-`` or
@@ -657,7 +658,7 @@ class SupportsDeviceInfo(Protocol, metaclass=_Contract):
         """
 
     def find_device(self, name: str) -> int:
-        """The device that *name* names (``"opencl:Intel"``).
+        """The device that *name* names (``"opencl:Intel"``; the first of a kind: ``"opencl:gpu"``).
 
         LookupError with a list of the devices if there is none, or more than one.
         """

@@ -84,9 +84,12 @@ class Info:
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows."""
-        rows = [*self._devices(), *((names, why, "", "") for names, why in self._refused(False))]
+        rows = [
+            *self._devices(),
+            *((names, "", why, "", "") for names, why in self._refused(False)),
+        ]
         title = f"dlbridge {self.dlbridge}, {self.python}, {self.platform}"
-        return table(title, ("device", "name", "memory", "driver"), rows)
+        return table(title, ("device", "kind", "name", "memory", "driver"), rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report in plain values, for JSON.
@@ -141,13 +144,14 @@ class Info:
         return "\n".join(told)
 
     def _devices(self) -> list[tuple[str, ...]]:
-        """One row for each device: what it is called, its name, its memory, its driver."""
+        """One row for each device: its number, kind, name, memory and driver."""
         rows: list[tuple[str, ...]] = []
         for name, report in self.backends.items():
             for index, device in enumerate(report.get("devices", ())):
                 memory = value_text("memory", device.get("memory", ""))
                 driver = str(device.get("driver", ""))
-                rows.append((f"{name}:{index}", str(device.get("name", "")), memory, driver))
+                kind, called = str(device.get("kind", "")), str(device.get("name", ""))
+                rows.append((f"{name}:{index}", kind, called, memory, driver))
         return rows
 
     def _all_properties(self) -> list[str]:

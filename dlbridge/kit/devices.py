@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
@@ -17,8 +18,8 @@ _WORDS = "name", "platform", "uuid", "pci"
 class Devices(ABC):
     """``SupportsDeviceInfo``, and the check of a number.
 
-    A subclass has the two abstract members. What `device_info` gives for ``name``, ``platform``,
-    ``uuid`` and ``pci``, as far as it is known, is what a device is found by.
+    A subclass has the two abstract members. What `device_info` gives for ``kind``, ``name``,
+    ``platform``, ``uuid`` and ``pci``, as far as it is known, is what a device is found by.
     """
 
     name: ClassVar[str]
@@ -45,24 +46,42 @@ class Devices(ABC):
             )
 
     def find_device(self, name: str) -> int:
-        """The first device with *name* in its name, its platform's, its UUID or its PCI address.
+        """The device with the whole words *name* in its name, its platform's, its UUID or PCI.
 
-        Letter case does not count, and a UUID may be written without its dashes.
+        A kind (``"gpu"``) names the first device of that kind. A device whose whole name is *name*
+        comes before others that have it in theirs. Letter case does not count, and a UUID may be
+        written without its dashes.
 
         Raises
         ------
         LookupError
-            If there is none; it lists the devices.
+            If there is none, or more than one; it lists the devices.
         """
-        known = []
+        wanted = name.strip().casefold()
+        words = re.compile(rf"(?<!\w){re.escape(wanted)}(?!\w)")
+        known, found, whole = [], [], []
         for device_id in range(self.device_count()):
-            found = self.device_info(device_id)
-            words = " ".join(str(found[key]) for key in _WORDS if key in found)
-            searched = f"{words} {words.replace('-', '')}".casefold()
-            if name and name.casefold() in searched:
+            info = self.device_info(device_id)
+            if wanted and str(info.get("kind")).casefold() == wanted:
                 return device_id
-            known.append(f"{device_id}: {words}")
-        raise LookupError(f"no {self.name} device is called {name!r}; there are {'; '.join(known)}")
+            text = " ".join(str(info[key]) for key in _WORDS if key in info)
+            known.append(f"{device_id}: {text}")
+            if wanted and words.search(f"{text} {text.replace('-', '')}".casefold()):
+                found.append(device_id)
+            if str(info["name"]).strip().casefold() == wanted:
+                whole.append(device_id)
+        for matches in (whole, found):
+            if len(matches) == 1:
+                return matches[0]
+        if found:
+            listed = "; ".join(known[each] for each in found)
+            raise LookupError(
+                f"{len(found)} {self.name} devices are called {name!r}; write the number: {listed}"
+            )
+        raise LookupError(
+            f"no {self.name} device is called {name!r}; there are {'; '.join(known)} "
+            "(write whole words of one)"
+        )
 
 
 class HostViews(ABC):

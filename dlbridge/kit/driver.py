@@ -323,6 +323,7 @@ class StreamDriver(ABC):
         capability = [self.attribute(device_id, f"compute_capability_{each}") for each in _PARTS]
         return {
             "name": name,
+            "kind": "gpu",
             "memory": self.answer("get_memory", c_uint64(), device),
             "uuid": self.uuid_text(raw.raw, name),
             "pci": self._text("get_pci", 32, device),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -163,10 +164,18 @@ class ContractTests(BackendCase):
         assert backend.device_info(device_id)["memory_used"] >= before + nbytes
 
     def test_devices_are_found_by_name(self, backend: Any) -> None:
-        """A part of a name finds a device; the error for an unknown name lists the devices."""
+        """A name finds its device, no part of a word does, and errors list the devices."""
         self.need(backend, protocol.SupportsDeviceInfo)
         with pytest.raises(LookupError, match=r"\w"):
             backend.find_device("no such device, surely")
-        for device_id in range(backend.device_count()):
-            name = backend.device_info(device_id)["name"]
-            assert backend.device_info(backend.find_device(name))["name"] == name
+        names = [str(backend.device_info(each)["name"]) for each in range(backend.device_count())]
+        for device_id, name in enumerate(names):
+            if names.count(name) == 1:
+                assert backend.find_device(name) == device_id
+            else:
+                with pytest.raises(LookupError, match=re.escape(name)):
+                    backend.find_device(name)
+        part = names[0][:1]
+        if not any(re.search(rf"(?<!\w){part}(?!\w)", name, re.IGNORECASE) for name in names):
+            with pytest.raises(LookupError, match=re.escape(names[0])):
+                backend.find_device(part)

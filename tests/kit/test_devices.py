@@ -10,16 +10,22 @@ from dlbridge.protocol import Span, SupportsDeviceInfo, SupportsHostView
 
 
 class Two(Devices, HostViews):
-    """Two devices, of whose memory the host addresses what begins below 1000."""
+    """Some devices, of whose memory the host addresses what begins below 1000."""
 
     name = "two"
-    infos = ({"name": "First GPU", "pci": "0:1"}, {"name": "Second", "uuid": "GPU-ab"})
+    infos = (
+        {"name": "First GPU", "kind": "other", "pci": "0:1"},
+        {"name": "Second", "kind": "gpu", "uuid": "GPU-ab"},
+        {"name": "Second one", "kind": "gpu"},
+        {"name": "Twin"},
+        {"name": "Twin"},
+    )
 
     def __init__(self):
         self.waited = []
 
     def device_count(self):
-        return 2
+        return 5
 
     def device_info(self, device_id):
         return self.infos[device_id]
@@ -32,7 +38,17 @@ class Two(Devices, HostViews):
 
 
 @pytest.mark.parametrize(
-    ("word", "found"), [("gpu", 0), ("first", 0), ("0:1", 0), ("gpu-AB", 1), ("gpuab", 1)]
+    ("word", "found"),
+    [
+        ("gpu", 1),
+        ("first", 0),
+        ("first gpu", 0),
+        ("0:1", 0),
+        ("gpu-AB", 1),
+        ("gpuab", 1),
+        ("second", 1),
+        ("one", 2),
+    ],
 )
 def test_devices_are_found_by_what_is_known_of_them(word, found):
     assert isinstance(Two(), SupportsDeviceInfo)
@@ -42,14 +58,20 @@ def test_devices_are_found_by_what_is_known_of_them(word, found):
 def test_a_name_that_no_device_has():
     with pytest.raises(LookupError, match=r"no two device is called 'x'; .*0: First GPU 0:1; 1: S"):
         Two().find_device("x")
-    with pytest.raises(LookupError, match="no two device is called ''"):
-        Two().find_device("")
+    for word in ("", " ", "Seco", "irst", "f", "GPU-a"):
+        with pytest.raises(LookupError, match=f"no two device is called '{word}'"):
+            Two().find_device(word)
 
 
-@pytest.mark.parametrize("device_id", [-1, 2, 1 << 40])
+def test_a_name_that_two_devices_have():
+    with pytest.raises(LookupError, match=r"2 two devices are called 'twin'.*: 3: Twin; 4: Twin"):
+        Two().find_device("twin")
+
+
+@pytest.mark.parametrize("device_id", [-1, 5, 1 << 40])
 def test_a_number_that_no_device_has(device_id):
     Two().check_device(1)
-    with pytest.raises(ExchangeError, match=rf"there is no two:{device_id}: 2 devices here"):
+    with pytest.raises(ExchangeError, match=rf"there is no two:{device_id}: 5 devices here"):
         Two().check_device(device_id)
 
 

@@ -90,7 +90,7 @@ class Sycl(Devices):
         Returns
         -------
         mapping of str to object
-            ``name``, ``memory`` in bytes, ``driver``, and ``filter``: the string by which SYCL
+            ``name``, ``kind``, ``memory`` in bytes, ``driver``, and ``filter``: the string by which SYCL
             selects the device.
 
         Examples
@@ -98,7 +98,9 @@ class Sycl(Devices):
         ``bridge.backend("oneapi").device_info(0)["name"]``
         """
         device = self.queue(device_id).sycl_device
-        known = {"memory": device.global_mem_size, "driver": device.driver_version}
+        kind = device.device_type.name
+        known = {"kind": kind if kind in ("cpu", "gpu", "accelerator") else "other"}
+        known |= {"memory": device.global_mem_size, "driver": device.driver_version}
         return {"name": device.name.strip(), "filter": device.filter_string, **known}
 
     def queue(self, device_id: int, stream: int = 0) -> Any:

@@ -50,13 +50,19 @@ class Device:
     max_allocation: int
     """CL_DEVICE_MAX_MEM_ALLOC_SIZE: bytes in one buffer that every driver must accept; some
     accept more."""
-    is_cpu: bool
+    kind: str
+    """``"cpu"``, ``"gpu"``, ``"accelerator"`` or ``"other"``."""
     thread_safe: bool
     """Whether two threads may be in the driver at once."""
     shares_memory: bool
     """CL_DEVICE_HOST_UNIFIED_MEMORY: the host reaches its memory without a copy."""
     driver: Driver
     """What each call goes through."""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is the processor itself."""
+        return self.kind == "cpu"
 
     @property
     def copies_at_once(self) -> bool:
@@ -170,8 +176,8 @@ def device_info(device_id: int) -> Mapping[str, object]:
     Returns
     -------
     mapping of str to object
-        ``name``, ``platform``, ``driver``, ``version``, ``memory`` and ``max_allocation`` in
-        bytes, ``host_memory_shared``, ``compute_units``, ``max_work_group_size``, ``svm``, and
+        ``name``, ``kind``, ``platform``, ``driver``, ``version``, ``memory`` and
+        ``max_allocation`` in bytes, ``host_memory_shared``, ``compute_units``, ``max_work_group_size``, ``svm``, and
         ``uuid`` and ``pci`` where the driver says them. A simulator also has ``advice``.
 
     Raises
@@ -187,6 +193,7 @@ def device_info(device_id: int) -> Mapping[str, object]:
     chosen = device(device_id)
     info: dict[str, object] = {
         "name": chosen.name,
+        "kind": chosen.kind,
         "platform": chosen.platform,
         "driver": chosen.handle.driver_version,
         "version": chosen.handle.version,
@@ -251,11 +258,18 @@ def _describe(
         platform=platform.strip(),
         memory=handle.global_mem_size,
         max_allocation=handle.max_mem_alloc_size,
-        is_cpu=bool(handle.type & cl.device_type.CPU),
+        kind=next((word for word, bit in _KINDS.items() if handle.type & bit), "other"),
         thread_safe=several,
         shares_memory=bool(handle.host_unified_memory),
         driver=drivers[several],
     )
+
+
+_KINDS = {
+    "cpu": cl.device_type.CPU,
+    "gpu": cl.device_type.GPU,
+    "accelerator": cl.device_type.ACCELERATOR,
+}
 
 
 def _svm(handle: cl.Device) -> str:

@@ -290,10 +290,10 @@ class Vulkan(kit.Devices, kit.ThroughHost):
         Returns
         -------
         mapping of str to object
-            ``name``, ``kind``, ``memory`` (bytes of the largest device-local
-            heap), ``uuid``, ``driver``, ``vulkan`` (the version), ``pci`` where
-            known, ``host_memory_shared``, ``host_import``, and limits named
-            after Vulkan's (sizes in bytes).
+            ``name``, ``kind``, ``type`` (discrete, integrated, virtual, cpu or other),
+            ``memory`` (bytes of the largest device-local heap), ``uuid``, ``driver``,
+            ``vulkan`` (the version), ``pci`` where known, ``host_memory_shared``,
+            ``host_import``, and limits named after Vulkan's (sizes in bytes).
 
         Raises
         ------

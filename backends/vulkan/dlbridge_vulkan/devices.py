@@ -199,7 +199,8 @@ class Devices:
         physical = self._entry(index).physical
         return {
             "name": physical.name,
-            "kind": physical.kind,
+            "kind": physical.kind if physical.kind in ("cpu", "other") else "gpu",
+            "type": physical.kind,
             "memory": physical.memory,
             "uuid": physical.uuid,
             "driver": physical.driver,

@@ -222,7 +222,7 @@ class WebGPU(Devices, ThroughHost):
         Returns
         -------
         mapping of str to object
-            ``name``, what wgpu says of the adapter, and ``max_buffer_size`` in bytes.
+            ``name``, ``kind``, what wgpu says of the adapter, and ``max_buffer_size`` in bytes.
 
         Examples
         --------
@@ -230,7 +230,13 @@ class WebGPU(Devices, ThroughHost):
         """
         self.check_device(device_id)
         info, limits = self._slots[device_id].adapter.info, self._slots[device_id].adapter.limits
-        return {"name": info["device"], **info, "max_buffer_size": limits["max-buffer-size"]}
+        kind = "cpu" if info["adapter_type"] == "CPU" else "gpu"
+        return {
+            "name": info["device"],
+            "kind": kind,
+            **info,
+            "max_buffer_size": limits["max-buffer-size"],
+        }
 
     def _let_in(self, device: Any) -> None:
         if device not in self._gone and all(slot.device is not device for slot in self._slots):

@@ -137,6 +137,7 @@ class CPU(Devices):
         _check_device(device_id)
         info: dict[str, object] = {
             "name": _processor_name(),
+            "kind": "cpu",
             "driver": f"numpy {self._np.__version__}",
             "host_memory_shared": True,
             "cores": usable_cores(),

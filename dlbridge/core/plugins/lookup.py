@@ -185,10 +185,16 @@ def identity_of(device: Device) -> Identity:
     known = _known.get(device)
     if known is not None and known[0] is plugin:
         return known[1]
-    found = Identity(None, None)
+    found = Identity(None, None, None, None)
     if plugin.device_info is not None:
         info = plugin.device_info(device.index)
-        found = Identity(uuid_text(info.get("uuid")), pci_text(info.get("pci")))
+        kind, memory = info.get("kind"), info.get("memory")
+        found = Identity(
+            uuid_text(info.get("uuid")),
+            pci_text(info.get("pci")),
+            kind if isinstance(kind, str) else None,
+            memory if isinstance(memory, int) else None,
+        )
     _known[device] = plugin, found
     return found
 
@@ -322,10 +328,12 @@ _PCI = re.compile(
 
 
 class Identity(NamedTuple):
-    """What tells a physical device from all others; None for what is not known."""
+    """What tells a physical device from all others, and what it is; None for what is not known."""
 
     uuid: str | None
     pci: str | None
+    kind: str | None
+    memory: int | None
 
 
 def uuid_text(said: object) -> str | None:

@@ -262,6 +262,28 @@ class Device(Value):
         """
         return methods.identity_of(self).pci
 
+    @property
+    def kind(self) -> str | None:
+        """``"cpu"``, ``"gpu"``, ``"accelerator"`` or ``"other"``; None if the backend does not say.
+
+        Loads the backend. BackendUnavailable or ExchangeError if the device is not here.
+
+        Examples
+        --------
+        >>> bridge.device("cpu").kind
+        'cpu'
+        >>> best = max(bridge.devices(), key=lambda d: (d.kind == "gpu", d.memory or 0))
+        """
+        return methods.identity_of(self).kind
+
+    @property
+    def memory(self) -> int | None:
+        """The bytes of memory that it has; None if the backend does not say. Loads the backend.
+
+        BackendUnavailable or ExchangeError if the device is not here.
+        """
+        return methods.identity_of(self).memory
+
     def same_device(self, backend: str) -> Device | None:
         """Return this physical device as another backend numbers it; loads both backends.
 

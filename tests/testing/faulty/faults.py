@@ -1948,6 +1948,11 @@ ROWS = [
      lambda fake, real, device_id: {"memory": 1}),
     ("finds_the_first", "find_device", "test_devices_are_found_by_name", Sound,
      "Every name is that of the first device.", lambda fake, real, name: 0),
+    ("finds_by_a_letter", "find_device", "test_devices_are_found_by_name", Sound,
+     "A device is found by any part of its name.",
+     lambda fake, real, name: min(
+         (index for index, called in enumerate(("zero", "one")) if name in called), default=None
+     ) if name in "zero one" else real(name)),
     ("one_uuid_for_both", "device_info", "test_uuids_are_the_devices_own", Sound,
      "The UUID is the driver's, and not the device's.",
      lambda fake, real, device_id: {**real(device_id), "uuid": "5afe" * 8}),
