@@ -149,7 +149,7 @@ class Fake(StridedCopies, SharedMemory):
         return DEVICE_NAMES.index(name)
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
-        """The name, the kind, the bytes that tensors have there, and whether host memory is shared."""
+        """Name and kind, the bytes that tensors have there, and whether host memory is shared."""
         self.check_device(device_id)
         used = sum(each.nbytes for each in self.live() if each.device_id == device_id)
         return {

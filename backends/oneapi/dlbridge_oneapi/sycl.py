@@ -90,8 +90,8 @@ class Sycl(Devices):
         Returns
         -------
         mapping of str to object
-            ``name``, ``kind``, ``memory`` in bytes, ``driver``, and ``filter``: the string by which SYCL
-            selects the device.
+            ``name``, ``kind``, ``memory`` in bytes, ``driver``, and ``filter``: the string by which
+            SYCL selects the device.
 
         Examples
         --------

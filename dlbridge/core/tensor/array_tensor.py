@@ -131,9 +131,9 @@ class ArrayTensor(NumpyTensor):
     def _dtype(self) -> DType:  # type: ignore[override]  # a slot in Tensor
         return NATIVE_DTYPES[self._array.dtype]
 
-    def numpy(self) -> Array:
-        """Return a numpy view."""
-        return self._array[...]
+    def numpy(self, *, copy: bool | None = False) -> Array:
+        """Return a numpy view, or a copy if *copy* is true."""
+        return self._array.copy() if copy else self._array[...]
 
     def _forget_memory(self) -> None:
         del self._array, self.__tensor_export__

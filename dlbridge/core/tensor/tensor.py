@@ -92,8 +92,8 @@ class Tensor(TensorMetadata):
     Made by `dlbridge.from_dlpack`, `asarray`, `empty`, `zeros` and `to_device`,
     not by calling the class. A Tensor never copies its memory unless you ask for
     a copy. Views share memory and keep it alive. Metadata never changes, so a
-    tensor may be used from any thread. ``==`` asks whether two names are one object,
-    and a tensor is a key of dictionaries; ``t.numpy() == x`` compares the elements.
+    tensor may be used from any thread. ``==`` compares the elements on the host, as numpy
+    does; a tensor is a key of dictionaries all the same, by its identity.
 
     Examples
     --------
@@ -275,19 +275,26 @@ class Tensor(TensorMetadata):
 
     # Out: numpy, Python, pickle -------------------------------------------
 
-    def numpy(self) -> Array:
-        """Return a numpy view of memory that the host can read.
+    def numpy(self, *, copy: bool | None = False) -> Array:
+        """Return a numpy array of the elements: by default a view of the same memory.
+
+        Parameters
+        ----------
+        copy : bool, optional
+            False: a view, or an error where the host does not read the device's memory.
+            None: a copy where it does not, which is read-only, as a write to it would not
+            reach the tensor. True: always a copy.
 
         Returns
         -------
         numpy.ndarray
-            Of the type `DType.numpy`, on the same memory.
+            Of the type `DType.numpy`.
 
         Raises
         ------
         ExchangeError
-            On devices that the host cannot read, naming the copy; for packed
-            sub-byte elements, which numpy does not have.
+            With ``copy=False`` on devices that the host does not read, naming the copy; for
+            packed sub-byte elements, which numpy does not have.
 
         Examples
         --------
@@ -295,23 +302,29 @@ class Tensor(TensorMetadata):
         array([0., 0., 0.], dtype=float32)
         """
         if not self.device.is_host:
-            raise ExchangeError(
-                f"the tensor is on {self.device}, which the host does not read; "
-                f"{methods.way_to_host(self)}"
-            )
+            if copy is False:
+                raise ExchangeError(
+                    f"the tensor is on {self.device}, whose memory the host does not read in "
+                    f"place; t.numpy(copy=None) copies it, and {methods.way_to_host(self)}"
+                )
+            on_host = self.to_device("cpu", copy=copy).numpy()
+            on_host.flags.writeable = copy is True
+            return on_host
         host_access(self._memory)
         array = self._array[...]
         wanted = numpy_type(self)
-        return array if wanted == array.dtype else array.view(wanted)
+        if wanted != array.dtype:
+            array = array.view(wanted)
+        return array.copy() if copy else array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Return the elements for ``np.asarray(t)`` (numpy's ``__array__`` protocol)."""
-        array = self.numpy()
+        array = self.numpy(copy=copy)
         if dtype is not None and dtype != array.dtype:
             if copy is False:
                 raise ValueError(f"{array.dtype} cannot become {dtype} without a copy")
             return array.astype(dtype)
-        return array.copy() if copy else array
+        return array
 
     def __buffer__(self, flags: int) -> memoryview:
         """Return the memory for ``memoryview(t)`` on Python 3.12 and later (PEP 688)."""
@@ -410,6 +423,24 @@ class Tensor(TensorMetadata):
         """Return what Dask names equal tensors by."""
         return methods.token_of(self)
 
+    def __eq__(self, other: object) -> Any:
+        """Compare the elements on the host, as numpy does; other libraries' arrays by theirs."""
+        return self._compared(other, "__eq__", operator.eq)
+
+    def __ne__(self, other: object) -> Any:
+        """Compare the elements on the host, as ``==`` does."""
+        return self._compared(other, "__ne__", operator.ne)
+
+    def _compared(self, other: object, name: str, compare: Callable[[Any, Any], Any]) -> Any:
+        if not isinstance(other, Tensor):
+            theirs = getattr(type(other), name)(other, self)
+            if theirs is not NotImplemented:
+                return theirs
+        elements = self.to_device("cpu").numpy() if self.ndim else self.item()
+        return compare(elements, other)
+
+    __hash__ = object.__hash__
+
     def __bool__(self) -> bool:
         """Return the truth of the only element."""
         if self.size != 1:
@@ -441,8 +472,8 @@ class Tensor(TensorMetadata):
         return operator.index(number)
 
     def __contains__(self, value: object) -> bool:
-        """Raise TypeError: array libraries compare elements, dlbridge does not."""
-        raise TypeError("a Tensor does not compare elements; use t.numpy() or like='torch'")
+        """Return whether an element equals *value*, as numpy does."""
+        return value in self.to_device("cpu").numpy()
 
     def __iter__(self) -> Iterator[Tensor]:
         """Iterate over the views along the first dimension."""

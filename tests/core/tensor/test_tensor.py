@@ -160,9 +160,9 @@ def test_the_buffer_protocol():
         assert view[1, 1] == 7
 
 
-def test_devices_are_not_read_by_accident():
+def test_views_of_a_devices_memory_are_refused():
     t = bridge.to_device(array(), EXT)
-    for read in (t.numpy, lambda: np.asarray(t), lambda: memoryview(t)):
+    for read in (t.numpy, lambda: memoryview(t)):
         with pytest.raises((BufferError, TypeError), match=r"to_device|bytes-like"):
             read()
 
@@ -179,8 +179,8 @@ def test_truth_and_membership():
     assert not bridge.to_device(np.zeros(1), EXT)
     with pytest.raises(ValueError, match="neither true nor false"):
         bool(bridge.asarray([1, 2]))
-    with pytest.raises(TypeError, match="does not compare"):
-        assert 1.0 in bridge.asarray([1.0])
+    assert 1.0 in bridge.asarray([1.0])
+    assert 2.0 not in bridge.to_device(np.ones(3), EXT)
     for use in (len, list):  # without dimensions
         with pytest.raises(TypeError, match="len"):
             use(bridge.asarray(3))
