@@ -178,7 +178,8 @@ def device_info(device_id: int) -> Mapping[str, object]:
     mapping of str to object
         ``name``, ``kind``, ``platform``, ``driver``, ``version``, ``memory`` and
         ``max_allocation`` in bytes, ``host_memory_shared``, ``compute_units``,
-        ``max_work_group_size``, ``svm``, and ``uuid`` and ``pci`` where the driver says them. A simulator also has ``advice``.
+        ``max_work_group_size``, ``svm``, and ``uuid`` and ``pci`` where the driver says
+        them. A simulator also has ``advice``.
 
     Raises
     ------
