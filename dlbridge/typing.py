@@ -54,6 +54,7 @@ __all__ = [
     "DTypeLike",
     "DeviceLike",
     "FileLike",
+    "FilesLike",
     "NestedLists",
     "NestedNumbers",
     "Number",
@@ -204,6 +205,9 @@ ProgressLike: TypeAlias = bool | Callable[[int, int], None] | None
 
 FileLike: TypeAlias = str | os.PathLike[str] | IO[bytes]
 """A file of tensors, as a path, or an open binary file such as ``io.BytesIO``."""
+
+FilesLike: TypeAlias = FileLike | list[Any] | tuple[Any, ...]
+"""A file of tensors, a folder or an index of such files, or a list of them."""
 
 
 class MoveOptions(TypedDict, total=False):

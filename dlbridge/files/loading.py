@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 
+from dlbridge import astype, to_device
 from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.libraries.lookup import find_library
@@ -24,22 +25,23 @@ from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
-from dlbridge.core.values.dtypes import check, dtype as as_dtype
+from dlbridge.core.values.dtypes import DLDataTypeCode, check, dtype as as_dtype
 from dlbridge.errors import Error, ExchangeError, FileError
 from dlbridge.interop.like import as_library
 
 from . import gguf, npy, safetensors
-from .source import Entry, Source, name_of, open_source, refuse
+from .sharded import check_shards, shards_of
+from .source import Entry, Source, look_for_text, name_of, open_source, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import NoReturn, Unpack
+    from typing import NoReturn, Self, Unpack
 
     import torch
 
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.values.dtypes import DType
-    from dlbridge.typing import DeviceLike, DTypeLike, FileLike, ProgressLike
+    from dlbridge.typing import DeviceLike, DTypeLike, FilesLike, ProgressLike
 
     Report = Callable[[int], None]
     """Called with the number of bytes that were read since the last call."""
@@ -59,7 +61,8 @@ class TensorFile(Mapping[str, _Array]):
     With ``like=`` they are arrays of that library. This object keeps each tensor that was
     used; `read` returns one that it does not keep. `keys`, ``len`` and ``in`` load
     nothing. Any thread may use it. The file stays open as long as this object or a tensor
-    on its pages exists.
+    on its pages exists; with ``with load(path) as file:`` until the end of the block, except
+    for tensors on its pages, which stay.
 
     Examples
     --------
@@ -73,17 +76,21 @@ class TensorFile(Mapping[str, _Array]):
 
     def __init__(
         self,
-        source: Source,
-        entries: list[Entry],
+        name: str,
+        parts: list[tuple[Source, list[Entry]]],
         metadata: dict[str, str],
         device: Device,
         copy: bool | None,
         progress: ProgressLike,
         like: object = None,
+        dtype: DType | None = None,
     ) -> None:
-        self._source = source
-        self._entries = {entry.name: entry for entry in entries}
+        self._path = name
+        self._entries = {
+            entry.name: (source, entry) for source, entries in parts for entry in entries
+        }
         self._metadata = metadata
+        self._dtype = dtype
         self._device = device
         self._copy = copy
         self._progress = progress
@@ -106,9 +113,17 @@ class TensorFile(Mapping[str, _Array]):
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        for source, _ in self._entries.values():
+            source.close()
+        self._loaded.clear()
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"a TensorFile is an open file, and cannot be pickled or copied: {self._source.path}; "
+            f"a TensorFile is an open file, and cannot be pickled or copied: {self._path}; "
             "give the path, and call dlbridge.load where it is needed"
         )
 
@@ -125,8 +140,8 @@ class TensorFile(Mapping[str, _Array]):
 
     @property
     def path(self) -> str:
-        """The path that was opened."""
-        return self._source.opened
+        """The path that was opened; for several files what they are."""
+        return self._path
 
     @property
     def device(self) -> Device:
@@ -166,10 +181,10 @@ class TensorFile(Mapping[str, _Array]):
         ...     bridge.load(f"{folder}/a.npz").describe("x")
         (dlbridge.dtype('float64'), (2, 3))
         """
-        entry = self._entry(name)
+        _, entry = self._entry(name)
         if entry.problem:
             raise FileError(entry.problem)
-        return entry.dtype, entry.shape
+        return self._converted(entry) or entry.dtype, entry.shape
 
     def read(self, name: str) -> _Array:
         """Return a tensor that this object does not keep, loaded anew.
@@ -200,36 +215,68 @@ class TensorFile(Mapping[str, _Array]):
         ...     file.read("x") is file["x"]
         False
         """
-        entry = self._entry(name)
+        source, entry = self._entry(name)
         with tally(self._progress, entry.nbytes) as report:
-            return self._load(entry, report)
+            return self._load(source, entry, report)
 
-    def _load(self, entry: Entry, report: Report) -> _Array:
-        tensor: Any = _place(_Way(self._source, entry, self._device, self._copy), report)
+    def _converted(self, entry: Entry) -> DType | None:
+        """The type that the elements are converted to; None if they stay as they are.
+
+        In a model, integers and truths are indices and masks, and stay; one array alone is
+        converted from every type.
+        """
+        wanted = self._dtype
+        if wanted is None or wanted is entry.dtype:
+            return None
+        floating = not {wanted.code, entry.dtype.code} & _NOT_FLOATING
+        if entry.name and not (floating and wanted.lanes == entry.dtype.lanes):
+            return None
+        return wanted
+
+    def _load(self, source: Source, entry: Entry, report: Report) -> _Array:
+        wanted = self._converted(entry)
+        if wanted is None:
+            tensor: Any = _place(_Way(source, entry, self._device, self._copy), report)
+        elif self._copy is False:
+            raise ExchangeError(
+                f"{name_of(source.path, entry.name)} is {entry.dtype}, and a conversion to "
+                f"{wanted} copies: leave copy=False out, or dtype="
+            )
+        else:
+            stored = _place(_Way(source, entry, CPU, None), report)
+            tensor = to_device(astype(stored, wanted), self._device)
         if self._like is not None:
             # safetensors counts each float4, where torch, which writes such files, counts pairs.
             tensor = as_library(tensor, self._like, self._copy, in_pairs=True)
         array: _Array = tensor
         return array
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> tuple[Source, Entry]:
         try:
             return self._entries[name]
         except KeyError:
             known = ", ".join(map(repr, list(self._entries)[:8]))
             more = ", ..." if len(self) > 8 else ""
             raise KeyError(
-                f"{self._source.path} has no tensor {name!r}; it has {known or 'none'}{more}"
+                f"{self._path} has no tensor {name!r}; it has {known or 'none'}{more}"
             ) from None
 
     def _choose(self, names: Iterable[str]) -> TensorFile[_Array]:
         """This file, new, with these tensors only, all of them loaded."""
         self._entries = {name: self._entry(name) for name in names}
-        total = sum(entry.nbytes for entry in self._entries.values())
+        total = sum(entry.nbytes for _, entry in self._entries.values())
         with tally(self._progress, total) as report:
-            for name, entry in self._entries.items():
-                self._loaded[name] = self._load(entry, report)
+            for name, (source, entry) in self._entries.items():
+                self._loaded[name] = self._load(source, entry, report)
         return self
+
+
+_NOT_FLOATING = {
+    DLDataTypeCode.kDLInt,
+    DLDataTypeCode.kDLUInt,
+    DLDataTypeCode.kDLBool,
+    DLDataTypeCode.kDLComplex,
+}
 
 
 if TYPE_CHECKING:
@@ -247,7 +294,7 @@ class _Options(TypedDict, total=False):
 
 @overload
 def load(  # type: ignore[overload-overlap]  # with names it is no single tensor
-    path: FileLike,
+    path: FilesLike,
     device: DeviceLike,
     names: Iterable[str] | Literal[True],
     *,
@@ -256,7 +303,7 @@ def load(  # type: ignore[overload-overlap]  # with names it is no single tensor
 ) -> TensorFile[Tensor]: ...
 @overload
 def load(  # type: ignore[overload-overlap]
-    path: FileLike,
+    path: FilesLike,
     device: DeviceLike = ...,
     *,
     names: Iterable[str] | Literal[True],
@@ -265,7 +312,7 @@ def load(  # type: ignore[overload-overlap]
 ) -> TensorFile[Tensor]: ...
 @overload
 def load(
-    path: FileLike,
+    path: FilesLike,
     device: DeviceLike = ...,
     names: Iterable[str] | bool | None = ...,
     *,
@@ -274,7 +321,7 @@ def load(
 ) -> LoadedFile[Tensor]: ...
 @overload
 def load(
-    path: FileLike,
+    path: FilesLike,
     device: DeviceLike = ...,
     names: Iterable[str] | bool | None = ...,
     *,
@@ -283,7 +330,7 @@ def load(
 ) -> LoadedFile[np.ndarray[Any, Any]]: ...
 @overload
 def load(
-    path: FileLike,
+    path: FilesLike,
     device: DeviceLike = ...,
     names: Iterable[str] | bool | None = ...,
     *,
@@ -292,7 +339,7 @@ def load(
 ) -> LoadedFile[torch.Tensor]: ...
 @overload
 def load(
-    path: FileLike,
+    path: FilesLike,
     device: DeviceLike = ...,
     names: Iterable[str] | bool | None = ...,
     *,
@@ -301,7 +348,7 @@ def load(
 ) -> LoadedFile[Any]: ...
 @public
 def load(
-    path: FileLike,
+    path: FilesLike,
     device: DeviceLike = "cpu",
     names: Iterable[str] | bool | None = None,
     *,
@@ -318,9 +365,11 @@ def load(
 
     Parameters
     ----------
-    path : str, path or open binary file
+    path : str, path or open binary file, or a list of them
         A regular file; or what an open file has from its position on. That is used in place
-        if it is a whole file on the disk, and read into memory otherwise.
+        if it is a whole file on the disk, and read into memory otherwise. Several files are one
+        mapping: a list; an index (``model.safetensors.index.json``); or a folder, which has an
+        index or files of one format.
     device : DeviceLike
         ``"opencl:0"``, ``"cpu"``, ...; `dlbridge.device` says what is accepted.
     names : iterable of str, or True, optional
@@ -329,9 +378,10 @@ def load(
     like : str, module, array or array type, optional
         The library whose arrays are wanted instead of Tensors, as in `to_device`.
     dtype : DTypeLike, optional
-        For numpy's formats: the type of elements that were saved as raw memory,
-        such as ``"bfloat16"``, which numpy saves as ``|V2``. In a .npz file it is for
-        members of which the file does not say the type; files of `save` say it.
+        The type that the elements are converted to, as by `astype`. In files with several
+        tensors it is a floating-point type, for floating-point tensors only; the others stay.
+        Elements that numpy has saved as raw memory (``|V2`` for ``"bfloat16"``) are read as
+        this type; files of `save` name theirs.
     raw : bool
         For GGUF: quantised tensors become their bytes, uint8. False: using one
         raises FileError.
@@ -397,12 +447,21 @@ def load(
         raise TypeError(f"names={names!r}: give a list of str, or True for all")
     if like is not None and like != where.name:
         find_library(like)  # an error at once
-    source = open_source(path)
-    kind = _format_of(source)
-    if kind == "npy" and names is not None:
-        raise ValueError(f"{source.path} holds one array without a name: leave names= out")
-    entries, metadata = _read(source, kind, wanted, raw)
-    file = TensorFile[Any](source, entries, metadata, where, copy, progress, like)
+    shards = shards_of(path)
+    sources = [open_source(each) for each in ([path] if shards is None else shards.paths)]
+    parts, metadata = [], dict[str, str]()
+    for source in sources:
+        kind = _format_of(source)
+        if kind == "npy" and (names is not None or shards is not None):
+            how = "leave names= out" if shards is None else "load it alone"
+            raise ValueError(f"{source.path} holds one array without a name: {how}")
+        entries, said = _read(source, kind, wanted, raw)
+        parts.append((source, entries))
+        metadata |= said
+    if shards is not None:
+        check_shards(shards, parts)
+    called = source.opened if shards is None else shards.name
+    file = TensorFile[Any](called, parts, metadata, where, copy, progress, like, wanted)
     if kind == "npy":
         return file.read("")
     if names is None or names is False:
@@ -418,6 +477,7 @@ def _format_of(source: Source) -> str:
     for magic, kind in _MAGICS.items():
         if first.startswith(magic):
             return kind
+    look_for_text(source)
     kind = os.path.splitext(source.path)[1].lower().removeprefix(".")  # noqa: PTH122 - it is a str
     if kind not in {*_MAGICS.values(), "safetensors"}:
         raise FileError(
@@ -438,9 +498,9 @@ def _read(
         return [npy.read_npy(source, dtype)], {}
     if kind == "npz":
         return npy.read_npz(source, dtype), {}
-    if dtype is not None:
-        raise ValueError(f"{source.path}: dtype= is for .npy and .npz; this file names its types")
     if kind == "gguf":
+        if raw and dtype is not None:
+            raise ValueError(f"{source.path}: raw=True gives bytes: leave dtype= out, or raw=")
         return gguf.read_gguf(source, raw=raw), {}
     return safetensors.read_header(source)
 

@@ -144,13 +144,7 @@ def _dtype_of(
             f"{where}: {exc}. numpy reads it: array = numpy.load(path){of_archive}; change that "
             "array as said, then dlbridge.asarray(array)"
         ) from exc
-    # The arrays of an archive may be of several types: there *wanted* is for raw memory.
-    if member is None and wanted is not None and wanted is not found:
-        raise FileError(
-            f"{where}: it holds {found}, not {wanted}: leave dtype= out, and use "
-            "Tensor.view(dtype) to read the same bytes in another way"
-        )
-    return found, False
+    return found, False  # `load` converts it to *wanted*
 
 
 def _is_raw(stored: Any) -> bool:

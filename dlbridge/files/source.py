@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import stat
 import threading
 from dataclasses import dataclass
@@ -79,11 +80,18 @@ class Source:
         self._mapped: np.ndarray[Any, Any] | None = None
         self.size = self._now()
 
+    def close(self) -> None:
+        """Close the file; tensors on its pages stay."""
+        self._file.close()
+        self._mapped = None
+
     def __del__(self) -> None:
         if hasattr(self, "_file"):  # Python warns of files that nobody has closed
             self._file.close()
 
     def _now(self) -> int:
+        if self._file.closed:
+            raise ValueError(f"{self.path} was closed at the end of the block of with: {REOPEN}")
         return os.fstat(self._file.fileno()).st_size
 
     def check_size(self) -> None:
@@ -151,6 +159,9 @@ class _Content(Source):
         self._mapped = None
         self.size = len(content)
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def _now(self) -> int:
         return self.size
 
@@ -194,6 +205,58 @@ class _Stream(io.RawIOBase):
         count = self._source.read_some(self._position, part) if part else 0
         self._position += count
         return count
+
+
+# What stands in place of a model ------------------------------------------------------------
+
+REOPEN = "use its tensors inside the block, or leave with out"
+
+_LFS = b"version https://git-lfs.github.com/spec/"
+
+
+def look_for_text(source: Source) -> None:
+    """FileError if the file is a text that stands where the file of tensors was expected.
+
+    They come from a checkout without Git LFS, and from servers that answer with a page or an error.
+    """
+    first = source.read(0, 1024)
+    start = first.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if first.startswith(_LFS):
+        whole = re.search(rb"^size (\d+)", first, re.MULTILINE)
+        nbytes = f" of {int(whole[1])} bytes" if whole else ""
+        raise FileError(
+            f"{source.path} is a pointer of Git LFS, a text in place of the file{nbytes}: run "
+            "`git lfs install` and `git lfs pull` in its repository"
+        )
+    if start.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
+        title = re.search(rb"<title[^>]*>([^<]*)", first, re.IGNORECASE)
+        named = f" ({_words_of(title[1])!r})" if title else ""
+        raise FileError(
+            f"{source.path} is a web page{named}, not a file of tensors: was a login needed, or "
+            "the link that of a page about the file? Get it again by the link of the file itself"
+        )
+    if start.startswith((b"<?xml", b"<error")):
+        raise FileError(
+            f"{source.path} is an XML text, which servers of files send for an error: "
+            f"{_words_of(first)!r}; get the file again"
+        )
+    if start[:1] in b"{[" and start and _is_printable(first):
+        raise FileError(
+            f"{source.path} is a JSON text, not a file of tensors: {_words_of(first)!r}; if a "
+            "server sent it for an error, get the file again; the name of an index of safetensors "
+            "files ends in .safetensors.index.json"
+        )
+
+
+def _is_printable(raw: bytes) -> bool:
+    text = raw.decode("utf-8", "ignore")
+    return all(letter.isprintable() or letter.isspace() for letter in text)
+
+
+def _words_of(raw: bytes) -> str:
+    """The first words of a text, for a message."""
+    text = " ".join(raw.decode("utf-8", "replace").split())
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 # What formats say of tensors, and the checks that all share -------------------------------

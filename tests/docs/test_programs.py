@@ -38,7 +38,7 @@ def test_files(program, tmp_path):
     peer("ml_dtypes")
     peer("safetensors")
     blocks = pages.programs((DOCS / "files.md").read_text(encoding="utf-8"))
-    assert len(blocks) == 9
+    assert len(blocks) == 11
     run_script(program(blocks), cwd=tmp_path)
 
 

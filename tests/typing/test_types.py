@@ -320,6 +320,7 @@ ANYBODYS = {
     "from_dlpack": "an array of the library that `like` names; the overloads say which",
     "to_device": "an array of the library that `like` names; the overloads say which",
     "Tensor.to_native": "an object of the device's ecosystem",
+    **dict.fromkeys(("Tensor.__eq__", "Tensor.__ne__"), "a bool, or an array of the other library"),
     "Tensor.tolist": "as many levels of lists as the tensor has dimensions",
     "Tensor.__tensor_export__": "Tensor.__dlpack__ by the name that an Exporter reads",
     "Tensor.__dlpack__": "PyCapsule has no name before Python 3.13",
