@@ -132,6 +132,7 @@ if TYPE_CHECKING:
     from .interop.exporter import Exporter as Exporter
     from .processes.pickles import unpickle_to as unpickle_to
     from .processes.shared_tensors import share as share
+    from .trees import tree_to_device as tree_to_device
 
 # The list of public names; everything else here follows from it. (The imports
 # above are for type checkers, which need them written out; a test compares.)
@@ -141,6 +142,7 @@ _PUBLIC = {
     "api.creation": "empty empty_like full full_like ones ones_like zeros zeros_like",
     "interop.blobs": "from_blob",
     "casts": "astype",
+    "trees": "tree_to_device",
     "files.loading": "TensorFile load",
     "files.saving": "save",
     "interop.array_interfaces": "from_cuda_array_interface",

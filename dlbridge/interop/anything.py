@@ -191,7 +191,7 @@ def _instead_of(x: Any) -> str:
             return f"for a file, write dlbridge.load({str(name)!r})"
         return "" if isinstance(x, str) else "dlbridge.load(path) reads a file"
     if isinstance(x, Mapping):
-        return "pass each of its arrays, as in [to_device(a, device) for a in x.values()]"
+        return "dlbridge.tree_to_device(x, device) moves each of its arrays, and keeps the keys"
     if isinstance(x, Set):
         return "a set has no order; pass sorted(x)"
     if isinstance(x, (range, Iterator)) and not hasattr(x, "read"):

@@ -81,6 +81,12 @@ def _read_rectangle(x: Any, read: Callable[[Any], Array]) -> tuple[Any, Array]:
             ) from exc
         if "inhomogeneous" not in str(exc):
             raise
+        shapes = sorted({part.shape for part in x if isinstance(part, np.ndarray)})
+        if len(shapes) > 1:
+            raise ValueError(
+                f"the arrays in the list have the shapes {', '.join(map(str, shapes[:4]))}, and a "
+                "list of arrays is stacked: dlbridge.tree_to_device(x, device) moves each by itself"
+            ) from exc
         raise ValueError(
             "the lists in the list differ in length, or in depth, and a tensor is a rectangle; "
             f"pad them, or make one tensor of each ({exc})"
