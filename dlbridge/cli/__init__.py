@@ -44,10 +44,15 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return the exit code. Errors of dlbridge print one line, no traceback."""
-    parser = argparse.ArgumentParser(prog="python -m dlbridge", description=__doc__)
+    """Run one command and return the exit code; without one, print the help.
+
+    Errors of dlbridge print one line, no traceback. Ctrl-C ends with 130, as shells expect.
+    """
+    by_script = os.path.basename(sys.argv[0]).startswith("dlbridge")  # noqa: PTH119 - a str
+    prog = "dlbridge" if by_script else "python -m dlbridge"
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("--version", action="version", version=f"dlbridge {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    commands = parser.add_subparsers(dest="command", metavar="command")
     given = sys.argv[1:] if arguments is None else arguments
     for name, (home, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
@@ -56,6 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
             module = importlib.import_module(f"dlbridge.{home}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)
+    if not given:
+        parser.print_help()
+        return 0
     parsed = parser.parse_args(given)
     try:
         code: int = parsed.run(parsed)
@@ -67,4 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (Error, ImportError, OSError, TypeError, ValueError) as exc:
         print(f"dlbridge {parsed.command}: {exc}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from .trials import PEERS, try_backend, try_peer
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 VARIABLES = {
     "DLBRIDGE_BACKENDS",
@@ -55,8 +56,7 @@ def check_all(*, quick: bool = False) -> Iterator[Finding]:
         yield from check_opencl_drivers()
     if "vulkan" in here:
         yield from check_vulkan_drivers()
-    for name in here:
-        yield try_backend(name)
+    yield from check_backends(here)
     if here == ["cpu"] and "DLBRIDGE_BACKENDS" not in os.environ:
         yield Finding(
             "note",
@@ -68,6 +68,25 @@ def check_all(*, quick: bool = False) -> Iterator[Finding]:
         for name in PEERS:
             if version_of(name):
                 yield try_peer(name)
+
+
+def check_backends(names: Iterable[str]) -> Iterator[Finding]:
+    """What trials of the backends find; neighbours with the same reason are one finding."""
+    together: list[str] = []
+    last: Finding | None = None
+    for name in names:
+        found = try_backend(name)
+        if last is not None and (found.state == "ok" or found[2:] != last[2:]):
+            yield _of_backends(together, last)
+            together = []
+        together.append(name)
+        last = found
+    if last is not None:
+        yield _of_backends(together, last)
+
+
+def _of_backends(names: list[str], found: Finding) -> Finding:
+    return found._replace(what=f"backend{'s' * (len(names) > 1)} {', '.join(names)}")
 
 
 def check_packages() -> Iterator[Finding]:
@@ -142,10 +161,16 @@ COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``doctor``."""
     parser.add_argument("--quick", action="store_true", help="do not try other libraries")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print each finding as it comes, and then what to do; 1 if there is a problem."""
+    if arguments.json:
+        findings = list(check_all(quick=arguments.quick))
+        json.dump([each._asdict() for each in findings], sys.stdout, indent=2)
+        print()
+        return int(any(each.state == "problem" for each in findings))
     color = shows_color(sys.stdout)
     to_do = []
     for found in check_all(quick=arguments.quick):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 import textwrap
@@ -275,6 +276,14 @@ def run(arguments: argparse.Namespace) -> int:
 # Text for people ---------------------------------------------------------------------
 
 WIDTH = 100
+"""Columns at most."""
+
+
+def width() -> int:
+    """The columns of the terminal; 100 at most, and where there is none."""
+    return max(30, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+
+
 _CODES = {"bold": "1", "red": "31", "green": "32", "yellow": "33"}
 
 
@@ -295,9 +304,18 @@ def heading(text: str, color: bool) -> str:
 
 
 def columns(rows: Iterable[Sequence[str]]) -> list[str]:
-    """The *rows* as lines, each column as wide as its widest entry."""
+    """The *rows* as lines, each column as wide as its widest entry.
+
+    In a narrow terminal each row is wrapped instead.
+    """
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if WIDTH > width() < sum(widths) + 2 * (len(widths) - 1):
+        return [
+            line
+            for first, *rest in rows
+            for line in wrapped(first, ", ".join(entry for entry in rest if entry))
+        ]
     return [
         "  ".join(entry.ljust(width) for entry, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
@@ -310,7 +328,7 @@ def wrapped(name: str, text: str) -> list[str]:
     first = f"{name:<{indent - 1}} " if len(name) < indent else f"{name}: "
     lines = textwrap.wrap(
         " ".join(text.split()),
-        WIDTH,
+        width(),
         initial_indent=first,
         subsequent_indent=" " * indent,
         break_long_words=False,

@@ -11,7 +11,7 @@ import pytest
 from peers import peer
 from scripts import run_command
 
-from dlbridge.cli import demo, main
+from dlbridge.cli import COMMANDS, demo, main
 from dlbridge.cli.explain import LIBRARIES
 
 
@@ -276,3 +276,42 @@ def test_help_lists_the_commands():
     done = run("--help")
     for command in ("info", "explain", "demo", "bench", "new-backend"):
         assert command in done.stdout
+
+
+def test_without_a_command_it_is_the_help():
+    bare, asked = run(), run("--help")
+    assert bare.returncode == 0
+    assert bare.stdout == asked.stdout
+    assert bare.stderr == ""
+
+
+def test_the_script_of_the_package_is_the_same_program():
+    (script,) = entry_points(group="console_scripts", name="dlbridge")
+    assert script.load() is main
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_ends_each_command_in_one_line(command, monkeypatch, capsys):
+    def interrupt(_arguments):
+        raise KeyboardInterrupt
+
+    given = {"explain": ["numpy", "cpu"], "bench": ["copy"], "conformance": ["numpy"]}
+    given["new-backend"] = ["sundial"]
+    monkeypatch.setattr(f"dlbridge.{COMMANDS[command][0]}.run", interrupt)
+    assert main([command, *given.get(command, [])]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_doctor_for_programs():
+    done = run("doctor", "--quick", "--json", backends="cpu,opnecl")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert {each["state"] for each in found} == {"ok", "problem"}
+    assert all(each["remedy"] for each in found if each["state"] == "problem")
+
+
+def test_info_in_a_narrow_terminal():
+    done = run_command("info", env={"DLBRIDGE_BACKENDS": "cpu,ext_dev", "COLUMNS": "40"})
+    lines = done.stdout.splitlines()[1:]
+    assert [line for line in lines if len(line) > 40] == []
+    assert "cpu:0     cpu, " in done.stdout

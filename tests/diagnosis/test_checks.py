@@ -157,6 +157,25 @@ def test_a_backend_that_crashes_ends_its_trial_only(action, state, said, tmp_pat
     assert (found.state, said in found.said) == (state, True)
 
 
+def test_backends_with_the_same_reason_are_one_finding(monkeypatch):
+    found = {
+        "a": ("note", "no driver", ""),
+        "b": ("note", "no driver", ""),
+        "c": ("ok", "1 device", ""),
+        "d": ("ok", "1 device", ""),
+        "e": ("problem", "no driver", "get one"),
+    }
+
+    def try_backend(name):
+        state, said, remedy = found[name]
+        return files.Finding(state, f"backend {name}", said, remedy)
+
+    monkeypatch.setattr(checks, "try_backend", try_backend)
+    whats = [each.what for each in checks.check_backends(found)]
+    assert whats == ["backends a, b", "backend c", "backend d", "backend e"]
+    assert list(checks.check_backends([])) == []
+
+
 def test_a_peer():
     assert trials.try_peer("numpy").state == "ok"
 
