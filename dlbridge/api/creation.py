@@ -11,11 +11,11 @@ from dlbridge import _methods as methods
 from dlbridge.core.dlpack.structs import MAX_NDIM
 from dlbridge.core.moves.transfer import check_alignment, fill, new_memory, pattern_of
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
-from dlbridge.core.plugins.lookup import FOUND, find_device
+from dlbridge.core.plugins.lookup import FOUND, check_device
 from dlbridge.core.public import public
-from dlbridge.core.tensor.array_tensor import make_tensor
+from dlbridge.core.tensor.array_tensor import tensor_on
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.dtypes import check, dtype as as_dtype
+from dlbridge.core.values.dtypes import check_dtype, dtype as as_dtype
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error
 
@@ -88,12 +88,12 @@ def empty(
     # Without a call where a text is known: these lines were half of the time of small memory.
     known = type(dtype) is str and dtype in NAMED_TYPES
     kind = NAMED_TYPES[dtype] if known else dtype_of(dtype)  # type: ignore[index]  # a str
-    where = FOUND[device] if type(device) is str and device in FOUND else find_device(device)
+    where = FOUND[device] if type(device) is str and device in FOUND else check_device(device)
     if type(alignment) is not int or alignment != MIN_ALIGNMENT:
         alignment = max(check_alignment(alignment), MIN_ALIGNMENT)
     if not shared:
         memory = new_memory(where, kind.nbytes(prod(extents)), alignment=alignment)
-        return make_tensor(memory, 0, kind, extents)
+        return tensor_on(memory, kind, extents)
     return methods.empty_shared(where, kind, extents, alignment)
 
 
@@ -245,7 +245,7 @@ def dtype_of(dtype: DTypeLike) -> DType:
         kind = as_dtype(dtype)
     except TypeError as exc:
         raise _explained(dtype, exc) from exc
-    check(kind.code, kind.bits, kind.lanes)
+    check_dtype(kind)
     if type(dtype) is str and len(NAMED_TYPES) < 512:
         NAMED_TYPES[dtype] = kind
     return kind
@@ -268,7 +268,7 @@ def _explained(dtype: object, error: TypeError) -> TypeError:
 
 def _names_a_device(text: str) -> bool:
     try:
-        find_device(text)
+        check_device(text)
     except ValueError:
         return False
     except Error:  # a device that is not here is one, too

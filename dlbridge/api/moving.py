@@ -13,7 +13,7 @@ from dlbridge.core.libraries.lookup import IMPORTERS, importer_of
 from dlbridge.core.moves.copies import copy_elements
 from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.transfer import move
-from dlbridge.core.plugins.lookup import find_device
+from dlbridge.core.plugins.lookup import check_device
 from dlbridge.core.public import public
 from dlbridge.core.tensor.metadata import describe
 from dlbridge.core.tensor.operand import operand_of
@@ -192,7 +192,7 @@ def from_dlpack(
         if importer is not None:
             return importer(x)
     check_copy(copy)
-    target = None if device is None else find_device(device)
+    target = None if device is None else check_device(device)
     tensor = import_producer(x, target, copy, stream)
     if copy is True or (target is not None and tensor.device is not target):
         tensor = move(tensor, target or tensor.device, copy)
@@ -259,7 +259,7 @@ def asarray(
     # What is wrong is said before a capsule is used up.
     check_copy(copy)
     wanted = None if dtype is None else as_dtype(dtype)
-    target = None if device is None else find_device(device)
+    target = None if device is None else check_device(device)
     tensor = import_anything(x, wanted, copy, device)
     if wanted is not None and tensor.dtype is not wanted:
         raise ExchangeError(

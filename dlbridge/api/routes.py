@@ -31,9 +31,9 @@ from dlbridge.core.moves.plans import (
 )
 from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.transfer import STEPS, new_memory, run_steps, start_of
-from dlbridge.core.plugins.lookup import find_device, plugin_of
+from dlbridge.core.plugins.lookup import check_device, plugin_of
 from dlbridge.core.plugins.streams import use_stream
-from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, make_tensor, wrap_array
+from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, tensor_on, wrap_array
 from dlbridge.core.tensor.memory import NATIVE_DTYPES, native_dtypes
 from dlbridge.core.tensor.metadata import carrier_of
 from dlbridge.core.tensor.operand import operand_of
@@ -70,7 +70,7 @@ class Route:
 
     def __init__(self, importer: Function | None, device: DeviceLike, like: object) -> None:
         self.importer = importer
-        self.target = find_device(device)
+        self.target = check_device(device)
         self.conversion = None if like is None else Conversion(like, self.target)
         self.direct = None
 
@@ -200,7 +200,7 @@ def _upload(cls: type, importer: Function | None, target: Device) -> Function:
         if copied and nbytes <= plugin.content_limit:
             content = array.data.cast("B")
             memory = new_memory(target, nbytes, content=content, plugin=plugin)
-            return make_tensor(memory, 0, dtype, array.shape)
+            return tensor_on(memory, dtype, array.shape)
         if is_numpy:
             tensor = wrap_array(array[...])
         operand = operand_of(tensor)

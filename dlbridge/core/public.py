@@ -53,6 +53,10 @@ def public(thing: _Thing) -> _Thing:
     return public_in("dlbridge")(thing)
 
 
+for_guests = public_in("dlbridge.extending")
+"""The decorator of what `dlbridge.extending` exports."""
+
+
 def typed(function: Callable[[str], Backend]) -> BackendFunction:
     """`dlbridge.backend` itself; type checkers know the class of each backend by its name."""
     anything: Any = function

@@ -38,7 +38,7 @@ from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.tensor.exchange import adopt, order_consumer, own_export_of
 from dlbridge.core.tensor.memory import access
-from dlbridge.core.tensor.metadata import carrier_of, memory_of
+from dlbridge.core.tensor.metadata import carrier_of, memory_under
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
@@ -159,7 +159,7 @@ def pack_own(
         untrack(handle)
         value._native = handle
     if device.type is not _CPU:
-        keep.on_device(device.type, device.index, partial(_stream_of_own, memory_of(value)))
+        keep.on_device(device.type, device.index, partial(_stream_of_own, memory_under(value)))
     return keep.own(_TENSOR, handle)
 
 

@@ -11,21 +11,20 @@ import numpy as np
 
 from dlbridge import astype, to_device
 from dlbridge.core.dlpack.exports import check_copy
-from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.libraries.lookup import find_library
-from dlbridge.core.moves.copies import bytes_of, copy_elements, packed_bytes
+from dlbridge.core.moves.copies import copy_elements, packed_bytes, part_of
 from dlbridge.core.moves.host_views import host_view
 from dlbridge.core.moves.plans import Plan, Step, plan_move, record, why_no_host_view
 from dlbridge.core.moves.progress import tally
-from dlbridge.core.moves.transfer import allocate, run_steps, start_of
-from dlbridge.core.plugins.lookup import find_device, plugin_of
+from dlbridge.core.moves.transfer import new_tensor, run_steps, start_of
+from dlbridge.core.plugins.lookup import check_device, plugin_of
 from dlbridge.core.public import public
-from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
+from dlbridge.core.tensor.array_tensor import tensor_on, wrap_array
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
-from dlbridge.core.values.dtypes import DLDataTypeCode, check, dtype as as_dtype
+from dlbridge.core.values.dtypes import DLDataTypeCode, check_dtype, dtype as as_dtype
 from dlbridge.errors import Error, ExchangeError, FileError
 from dlbridge.interop.like import as_library
 
@@ -436,11 +435,11 @@ def load(
     [[1.0, 1.0], [1.0, 1.0]]
     """
     check_copy(copy)
-    where = find_device(device)
+    where = check_device(device)
     plugin_of(where)  # an error at once, not at the first use
     wanted = None if dtype is None else as_dtype(dtype)
     if wanted is not None:
-        check(wanted.code, wanted.bits, wanted.lanes)
+        check_dtype(wanted)
     if isinstance(names, str):
         raise TypeError(f"names={names!r} is one name; give a list: names=[{names!r}]")
     if isinstance(names, bytes) or not (names is None or isinstance(names, bool | Iterable)):
@@ -557,7 +556,7 @@ def _place(way: _Way, report: Report) -> Tensor:
         raise FileError(entry.problem)
     found: Tensor | str
     if not entry.nbytes:
-        found = allocate(way.target, entry.dtype, way.shape, padded=entry.padded)
+        found = new_tensor(way.target, entry.dtype, way.shape, padded=entry.padded)
     else:
         found = "copy=True was asked for" if way.copy is True else _in_place(way)
         if not isinstance(found, str):
@@ -611,8 +610,14 @@ def _imported(way: _Way, mapped: Tensor) -> Tensor | str:
     memory = operand_of(found).memory
     assert memory is not None  # not on the CPU
     start = operand_of(found).byte_offset + before
-    flags = FLAG_SUBBYTE_PADDED if entry.padded else 0
-    return make_tensor(memory, start, entry.dtype, way.shape, readonly=found.readonly, flags=flags)
+    return tensor_on(
+        memory,
+        entry.dtype,
+        way.shape,
+        byte_offset=start,
+        readonly=found.readonly,
+        padded=entry.padded,
+    )
 
 
 def _import(way: _Way, mapped: Tensor) -> Tensor | str:
@@ -638,7 +643,7 @@ def _copied(way: _Way, reason: str, report: Report) -> Tensor:
     """A new tensor with the bytes of the file."""
     entry, target = way.entry, way.target
     way.source.check_size()
-    tensor = allocate(target, entry.dtype, way.shape, padded=entry.padded)
+    tensor = new_tensor(target, entry.dtype, way.shape, padded=entry.padded)
     fill = _reader(way.source, entry, report)
     if target.is_host:
         fill(packed_bytes(operand_of(tensor)))
@@ -685,4 +690,4 @@ def _fill_staged(fill: Callable[[memoryview], None], target: Operand) -> None:
     for start in range(0, target.nbytes, STAGED):
         part = buffer[: target.nbytes - start]
         fill(part.data)
-        copy_elements(bytes_of(target, start, part.size), operand_of(wrap_array(part)))
+        copy_elements(part_of(target, start, part.size), operand_of(wrap_array(part)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlbridge.api.moving import to_device
 from dlbridge.core.libraries.library import Library, is_array_of
 from dlbridge.core.libraries.lookup import find_library, is_known, library_of
-from dlbridge.core.plugins.lookup import find_device
+from dlbridge.core.plugins.lookup import check_device
 from dlbridge.core.plugins.registry import backend, backends
 from dlbridge.core.public import public
 from dlbridge.core.tensor.tensor import Tensor
@@ -174,9 +174,9 @@ class _Call:
     def _where(self, first: Device) -> Device:
         """The device that the function works on; the first tensor is on *first*."""
         own = self._own
-        wanted = None if self._wanted is None else find_device(self._wanted)
+        wanted = None if self._wanted is None else check_device(self._wanted)
         if isinstance(own, str):
-            return wanted or (first if first.name == own else find_device(f"{own}:0"))
+            return wanted or (first if first.name == own else check_device(f"{own}:0"))
         types = own.device_types
         if wanted is not None:
             if types is not None and wanted.type not in types and not wanted.is_host:
@@ -190,7 +190,7 @@ class _Call:
             return first
         if types is None or CPU.type in types:
             return CPU
-        return find_device(Device.of(min(types)))
+        return check_device(Device.of(min(types)))
 
     def leave(self, result: Any) -> Any:
         """The *result* of the function, for its caller."""

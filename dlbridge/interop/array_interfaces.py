@@ -16,7 +16,7 @@ from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_use, wait
 from dlbridge.core.public import public
-from dlbridge.core.tensor.array_tensor import check_array, make_tensor, wrap_array
+from dlbridge.core.tensor.array_tensor import check_array, tensor_on, wrap_array
 from dlbridge.core.tensor.memory import Memory, order
 from dlbridge.core.tensor.operand import Operand, operand_of
 from dlbridge.core.tensor.tensor import Tensor
@@ -264,7 +264,7 @@ def from_cuda_array_interface(
     said = parse(interface, dtype)
     device = _locate(said.data, type(x).__module__)
     memory = Memory(device, said.data, origin_of(x), x if owner is None else owner)
-    tensor = make_tensor(memory, 0, said.dtype, said.shape, said.strides, readonly=said.readonly)
+    tensor = tensor_on(memory, said.dtype, said.shape, said.strides, readonly=said.readonly)
     if sync and said.stream is not None and said.data and switch(SYNC, default=True):
         memory.use_on(wait(device, said.stream))
     return tensor

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlbridge.core.dlpack.capsules import capsule_pointer
 from dlbridge.core.dlpack.structs import MAX_NDIM
 from dlbridge.core.libraries.library import origin_of
-from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
+from dlbridge.core.tensor.array_tensor import tensor_on, wrap_array
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values.devices import CPU
@@ -339,7 +339,8 @@ def _tensor_over(run: _Run, layout: str, origin: str) -> Tensor:
     """The Tensor on the values of *run*, whose chunk it keeps alive."""
     dtype = as_dtype(_FORMATS[layout])
     memory = Memory(CPU, run.data, origin, run.chunk)
-    return make_tensor(memory, run.first * dtype.itemsize, dtype, run.shape, readonly=True)
+    offset = run.first * dtype.itemsize
+    return tensor_on(memory, dtype, run.shape, byte_offset=offset, readonly=True)
 
 
 def _join(runs: list[_Run], layout: str, widths: tuple[int, ...], origin: str) -> Tensor:

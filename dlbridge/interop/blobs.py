@@ -22,10 +22,10 @@ from dlbridge.core.implementation_details.handlers import (
 )
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.plugins.contract import parameters_of
-from dlbridge.core.plugins.lookup import find_device, plugin_of
+from dlbridge.core.plugins.lookup import check_device, plugin_of
 from dlbridge.core.plugins.streams import wait
 from dlbridge.core.public import public
-from dlbridge.core.tensor.array_tensor import make_tensor, wrap_plain
+from dlbridge.core.tensor.array_tensor import tensor_on, wrap_plain
 from dlbridge.core.tensor.exchange import bind
 from dlbridge.core.tensor.memory import Memory, carrier
 from dlbridge.core.values.devices import CPU, Device, DLDeviceType
@@ -155,7 +155,7 @@ def from_blob(
     kind = NAMED_TYPES[dtype] if known else dtype_of(dtype)  # type: ignore[index]  # a str
     if element is not None:
         _check_dtype(kind, *element)
-    where = CPU if device == "cpu" else find_device(device)
+    where = CPU if device == "cpu" else check_device(device)
     if type(byte_offset) is not int:
         byte_offset = index(byte_offset)
     steps = None if strides is None else _steps(strides, extents)
@@ -190,7 +190,7 @@ def from_blob(
         array = carrier(memory, byte_offset, kind, extents, steps, readonly)
         tensor: Tensor = wrap_plain(array, None, readonly=readonly)
     else:
-        tensor = make_tensor(memory, byte_offset, kind, extents, steps, readonly=readonly)
+        tensor = tensor_on(memory, kind, extents, steps, byte_offset=byte_offset, readonly=readonly)
     if stream is not None:
         _order_after(stream, memory, bool(tensor.size))
     if blob is not None:
@@ -441,8 +441,7 @@ def _check_elements(
     count = prod(extents)
     if not count:
         return
-    bits = kind.bits * kind.lanes
-    low, high = byte_reach(extents, steps or compact_strides(extents), bits)
+    low, high = byte_reach(kind, extents, steps or compact_strides(extents))
     wrong = ""
     if address == 0:
         wrong = "data is NULL, and there are elements; check what the allocation returned"
@@ -452,7 +451,7 @@ def _check_elements(
         wrong = f"data {address} is not an address: no system maps the first page; pass the pointer"
     elif byte_offset < 0:
         wrong = f"byte_offset {byte_offset} is negative; add it to data"
-    elif count * bits >> 66:
+    elif count * kind.bits * kind.lanes >> 66:
         wrong = "it has more bytes than 63 bits can count"
     elif not where.is_address and byte_offset + low < 0:
         wrong = f"the elements begin {-byte_offset - low} bytes before the memory {address:#x}"

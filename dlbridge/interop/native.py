@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import library_of
-from dlbridge.core.plugins.lookup import find_device, plugin_of
+from dlbridge.core.plugins.lookup import check_device, plugin_of
 from dlbridge.core.plugins.registry import LOADED, packages_of, plugin_named
 from dlbridge.core.plugins.streams import chosen_stream
-from dlbridge.core.tensor.array_tensor import make_tensor
+from dlbridge.core.tensor.array_tensor import tensor_on
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values.devices import CPU, Device
@@ -49,7 +48,7 @@ def import_native(
     found: dict[str, tuple[int, NativeArray]] = {}
     broken: list[Error] = []
     own = [known] if known else packages_of(type(x))
-    asked = None if device is None else find_device(device).name
+    asked = None if device is None else check_device(device).name
     for name in [*own, *sorted(LOADED.copy().keys() - set(own))]:
         try:
             plugin = plugin_named(name)
@@ -93,9 +92,16 @@ def native_tensor(device: Device, array: NativeArray, x: Any) -> Tensor:
             )
     memory = Memory(device, array.data, origin_of(x), array.owner)
     # Packed elements have no strides in bytes.
-    flags = FLAG_SUBBYTE_PADDED if dtype.is_subbyte and strides is not None else 0
-    shape, readonly = array.shape, array.readonly
-    return make_tensor(memory, array.offset, dtype, shape, strides, readonly=readonly, flags=flags)
+    padded = dtype.is_subbyte and strides is not None
+    return tensor_on(
+        memory,
+        dtype,
+        array.shape,
+        strides,
+        byte_offset=array.offset,
+        readonly=array.readonly,
+        padded=padded,
+    )
 
 
 # Out --------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from dlbridge.extending import (
     byte_reach,
     check_device,
     check_dtype,
-    clear,
     copy_elements,
+    fill,
     host_import_refusal,
     new_tensor,
     operand_of,
@@ -261,7 +261,7 @@ def empty_shared(
     if isinstance(block, MappedFile):
         return on_device(block, layout, target)
     # A driver need not clear what it gives.
-    clear(tensor_on(block, _BYTES, (dtype.nbytes(prod(shape)),)))
+    fill(tensor_on(block, _BYTES, (dtype.nbytes(prod(shape)),)))
     return layout.on(block)
 
 

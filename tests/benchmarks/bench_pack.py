@@ -9,7 +9,7 @@ from typing import Any
 from dlbridge.cli.bench import Row, best_of
 
 # Not `dlbridge.copy_`: this compares the copy itself, without the checks of a public call.
-from dlbridge.core.moves.within_host import copy_host
+from dlbridge.core.moves.within_host import copy_array
 
 MIB = 1 << 20
 
@@ -28,7 +28,7 @@ def _contenders(target: Any, source: Any) -> dict[str, Callable[[], object]]:
     import numpy as np
 
     contenders: dict[str, Callable[[], object]] = {
-        "dlbridge": lambda: copy_host(target, source),
+        "dlbridge": lambda: copy_array(target, source),
         "numpy": lambda: np.copyto(target, source),
     }
     try:

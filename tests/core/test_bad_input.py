@@ -58,7 +58,7 @@ def test_any_later_version_is_ours():
 def test_shapes_that_no_struct_holds():
     where = memory.Memory(bridge.device("cpu:0"), 0, "nowhere")
     with pytest.raises(bridge.ExchangeError, match="more than numpy can describe"):
-        array_tensor.make_tensor(where, 0, bridge.dtype("float32"), (0, 2**63))
+        array_tensor.tensor_on(where, bridge.dtype("float32"), (0, 2**63))
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ids import stable
 
-from dlbridge.core.tensor.array_tensor import make_tensor
+from dlbridge.core.tensor.array_tensor import tensor_on
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import dtype
@@ -41,7 +41,7 @@ def without(*keys):
 
 def tensor(device=2, shape=(2, 3), strides=None, kind="float32", readonly=False, data=0x7000):
     memory = Memory(Device.of(device, 0), data, "a test")
-    return make_tensor(memory, 0, dtype(kind), shape, strides, readonly=readonly)
+    return tensor_on(memory, dtype(kind), shape, strides, readonly=readonly)
 
 
 # In -----------------------------------------------------------------------------

@@ -12,9 +12,8 @@ from expected import backend_or_skip
 from peers import peer
 
 import dlbridge
-from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.libraries.lookup import find_description, known
-from dlbridge.core.tensor.array_tensor import make_tensor
+from dlbridge.core.tensor.array_tensor import tensor_on
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import ExchangeError
@@ -33,23 +32,21 @@ def readonly(array):
 def on_device(device_type, array):
     """*array*'s memory as that of a device type that the CPU may read."""
     device = Device.of(device_type, 0)
-    return make_tensor(
+    return tensor_on(
         Memory(device, array.ctypes.data, "test", array),
-        0,
         dlbridge.dtype(array.dtype),
         array.shape,
     )
 
 
-def raw(name, count, flags=0):
+def raw(name, count, padded=False):
     """*count* elements of the dtype *name* over bytes 0, 1, 2, ..."""
     memory = np.arange(1024, dtype="u1")
-    return make_tensor(
+    return tensor_on(
         Memory(Device.of(1, 0), memory.ctypes.data, "test", memory),
-        0,
         dlbridge.dtype(name),
         (count,),
-        flags=flags,
+        padded=padded,
     )
 
 
@@ -353,7 +350,7 @@ def test_the_small_types_of_jax_go_back_as_they_came(name, shape):
 
 @pytest.mark.parametrize("like", [like for like in FOREIGN if like != "jax"])
 def test_padded_sub_byte_elements(like):  # P10, C31
-    tensor = raw("int4", 8, flags=FLAG_SUBBYTE_PADDED)
+    tensor = raw("int4", 8, padded=True)
     for function in (as_library, library_step):
         with pytest.raises(ExchangeError, match=f"{like} does not know padded int4.*ml_dtypes"):
             function(tensor, like, None)

@@ -11,7 +11,7 @@ from functools import partial
 from math import prod
 from typing import Final, NamedTuple
 
-from dlbridge.core.values.dtypes import DType, check
+from dlbridge.core.values.dtypes import DType, check_numbers
 from dlbridge.core.values.layout import compact_strides, reach, why_impossible
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import ADDRESS_DEVICES
@@ -74,7 +74,7 @@ def read_fields(address: int, legacy: bool = False) -> Fields:
         raise ExchangeError(f"a DLTensor with ndim {ndim}; 0 to {MAX_NDIM} can be used (numpy's)")
     if device_id < 0:
         raise ExchangeError(f"a DLTensor with device_id {device_id}; ids count from 0")
-    dtype = check(code, bits, lanes)
+    dtype = check_numbers(code, bits, lanes)
     extents: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
     if ndim:

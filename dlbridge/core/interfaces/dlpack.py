@@ -31,11 +31,11 @@ from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import consumer_stream, wait
 from dlbridge.core.tensor.array_tensor import check_array, label_array, wrap_array
 from dlbridge.core.tensor.exchange import adopt, capsule_of, order_consumer
-from dlbridge.core.tensor.metadata import has_negative_strides, memory_of
+from dlbridge.core.tensor.metadata import has_negative_strides, memory_under
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU, Device, DLDeviceType, plain_number
-from dlbridge.core.values.dtypes import check
+from dlbridge.core.values.dtypes import check_numbers
 from dlbridge.core.values.layout import MAX_NBYTES
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
@@ -197,7 +197,7 @@ def _order_after(tensor: Tensor, producer: int, stream: Any) -> None:
             raise  # memory that may not be ready, and nothing here to wait with
         return
     if stream is None:
-        memory_of(tensor).use_on(wait(device, producer, plugin))
+        memory_under(tensor).use_on(wait(device, producer, plugin))
     elif plugin.normalize_stream is not None and plugin.wait is not None:
         consumer = plugin.normalize_stream(device.index, stream)
         if consumer not in (-1, producer):
@@ -288,7 +288,7 @@ def _by_numpy(capsule: Any, library: Library, cls: type) -> Tensor | None:
         check_array(array, f"the tensor of {cls.__module__}.{cls.__qualname__}")
     _, _, own, relabelled = readable
     if relabelled:
-        return label_array(array, check(*own, 1), 0, cls)
+        return label_array(array, check_numbers(*own, 1), 0, cls)
     return wrap_array(array, cls)
 
 

@@ -36,14 +36,14 @@ from dlbridge.core.implementation_details.python_api import (
     increment_references,
     object_at,
 )
-from dlbridge.core.moves.transfer import allocate, copy_of
+from dlbridge.core.moves.transfer import copy_of, new_tensor
 from dlbridge.core.plugins.streams import current_stream
 from dlbridge.core.tensor.exchange import adopt, order_consumer_on_current_stream, own_export_of
 from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
-from dlbridge.core.values.dtypes import check
+from dlbridge.core.values.dtypes import check_numbers
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import shared_lock
 
@@ -276,7 +276,7 @@ def _managed_tensor_allocator(prototype: Any, out: Any, context: Any, set_error:
         out[0] = ffi.NULL
         shape, dtype, device = _prototype(prototype)
         loans: list[tuple[int, Any]] = []
-        _lend_to(loans, allocate(device, dtype, shape))
+        _lend_to(loans, new_tensor(device, dtype, shape))
         out[0] = ffi.cast(_MANAGED, loans[0][0])
     except unless_handler(Exception) as exc:  # reported through set_error
         if set_error:
@@ -291,7 +291,7 @@ def _managed_tensor_allocator(prototype: Any, out: Any, context: Any, set_error:
 
 def _prototype(prototype: Any) -> tuple[tuple[int, ...], DType, Device]:
     """Shape, dtype and device of a prototype; nothing else of it is valid."""
-    dtype = check(prototype.dtype.code, prototype.dtype.bits, prototype.dtype.lanes)
+    dtype = check_numbers(prototype.dtype.code, prototype.dtype.bits, prototype.dtype.lanes)
     shape = tuple(ffi.unpack(prototype.shape, prototype.ndim)) if prototype.ndim else ()
     return shape, dtype, Device.of(prototype.device.device_type, prototype.device.device_id)
 

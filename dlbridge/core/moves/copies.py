@@ -14,12 +14,12 @@ from math import prod
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.implementation_details.python_api import address_of
-from dlbridge.core.moves.within_host import copy_host
+from dlbridge.core.moves.within_host import copy_array
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
-from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
+from dlbridge.core.public import for_guests
+from dlbridge.core.tensor.array_tensor import tensor_on, wrap_array
 from dlbridge.core.tensor.memory import Memory, access, open_views, order, refuse_if_viewed
 from dlbridge.core.tensor.operand import host_array, operand_of, require_compact, turned
 from dlbridge.core.values.devices import CPU, Device
@@ -182,11 +182,11 @@ def _span_to_host(target: Operand, source: Operand, progress: Progress | None) -
 
     low, nbytes = source.span()
     span = np.empty(nbytes, "u1")
-    _exchange(bytes_of(source, low, nbytes), span.data, progress, reads=True)
+    _exchange(part_of(source, low, nbytes), span.data, progress, reads=True)
     into, size = host_array(target), source.dtype.itemsize
     steps = [step * size for step in source.strides]
     picked = np.lib.stride_tricks.as_strided(span[-low:].view(into.dtype), source.shape, steps)
-    copy_host(into, picked)
+    copy_array(into, picked)
 
 
 def _through_packed_host(target: Operand, source: Operand, progress: Progress | None) -> None:
@@ -195,20 +195,39 @@ def _through_packed_host(target: Operand, source: Operand, progress: Progress | 
     into = host_array(target)
     packed = np.empty(into.shape, into.dtype)
     to_host(restore(packed.reshape(-1).view("u1"), target), source, progress)
-    copy_host(into, packed)
+    copy_array(into, packed)
 
 
 # The host's side ------------------------------------------------------------------
 
 
-def packed_bytes(source: Operand) -> memoryview:
-    """The bytes of a host tensor, packed into a temporary array if they are strided."""
-    array = host_array(source)
-    if not source.contiguous:
+@for_guests
+def packed_bytes(operand: Operand) -> memoryview:
+    r"""Return the bytes of memory that the host can read.
+
+    Parameters
+    ----------
+    operand : Operand
+        Of a device that `Device.is_host`.
+
+    Returns
+    -------
+    memoryview of uint8
+        The memory itself if it has no gaps, and a packed copy otherwise. Work of the device on it
+        is finished.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import operand_of, packed_bytes
+    >>> bytes(packed_bytes(operand_of(bridge.asarray([[1, 2], [3, 4]], dtype="uint8")[:, 0])))
+    b'\x01\x03'
+    """
+    array = host_array(operand)
+    if not operand.contiguous:
         import numpy as np
 
         packed = np.empty(array.shape, array.dtype)
-        copy_host(packed, array)
+        copy_array(packed, array)
         array = packed
     return array.data.cast("B")
 
@@ -217,8 +236,7 @@ def restore(staging: np.ndarray[Any, Any], like: Operand) -> Operand:
     """The flat bytes of *staging* as a compact operand of the shape and type of *like*."""
     start = address_of(staging)
     memory = Memory(CPU, start, "a staging buffer", staging)
-    flags = like.flags & FLAG_SUBBYTE_PADDED
-    operand = operand_of(make_tensor(memory, 0, like.dtype, like.shape, flags=flags))
+    operand = operand_of(tensor_on(memory, like.dtype, like.shape, padded=like.padded))
     operand.is_new = True
     return operand
 
@@ -311,11 +329,34 @@ _CHUNK = 1 << 20
 """Elements, a multiple of 8: what is packed or unpacked at once, with temporary arrays."""
 
 
+@for_guests
 def copy_elements(target: Operand, source: Operand, progress: Progress | None = None) -> None:
-    """Copy the elements of *source* to *target*, complete on return if the host is involved.
+    """Copy the elements of one operand to another one, on any two devices.
 
-    Shape and dtype are equal. On one device the copy is ordered on its current
-    stream; between two devices of one backend it is complete on return.
+    Parameters
+    ----------
+    target, source : Operand
+        Of equal shape and dtype. They may overlap.
+    progress : callable, optional
+        Called in this thread with ``(done, total)``, in bytes.
+
+    Raises
+    ------
+    DeviceError
+        If a driver fails.
+
+    Notes
+    -----
+    The copy is complete on return if the host is involved, and so it is between two devices. On
+    one device it is queued on the current stream.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import copy_elements, operand_of
+    >>> new = bridge.empty(2, "int16")
+    >>> copy_elements(operand_of(new), operand_of(bridge.asarray([1, 2], dtype="int16")))
+    >>> new.tolist()
+    [1, 2]
     """
     if not source.size:
         return
@@ -329,7 +370,7 @@ def copy_elements(target: Operand, source: Operand, progress: Progress | None = 
     elif not target.device.is_host:
         from_host(target, source, progress)
     else:
-        copy_host(host_array(target), host_array(source), progress)
+        copy_array(host_array(target), host_array(source), progress)
 
 
 def _forwards(target: Operand, source: Operand) -> tuple[Operand, Operand]:
@@ -351,11 +392,33 @@ def _forwards(target: Operand, source: Operand) -> tuple[Operand, Operand]:
     return there, turned(source, axes, back)
 
 
-def bytes_of(operand: Operand, start: int, count: int) -> Operand:
-    """*count* bytes of the memory of a compact operand, *start* bytes after its first element."""
+@for_guests
+def part_of(operand: Operand, start: int, count: int) -> Operand:
+    """Return bytes of the memory of a compact operand, as an operand of uint8.
+
+    Parameters
+    ----------
+    operand : Operand
+        Without gaps between its elements.
+    start, count : int
+        The first byte, counted from the first element, and the number of bytes.
+
+    Returns
+    -------
+    Operand
+        Of *count* elements of uint8, on the same memory.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import operand_of, part_of
+    >>> part_of(operand_of(bridge.zeros(4)), 4, 8).size
+    8
+    """
     memory = operand.memory or Memory(CPU, operand.data, "a numpy array", operand.carrier)
     place = operand.byte_offset + start
-    return operand_of(make_tensor(memory, place, _BYTE, (count,), readonly=operand.readonly))
+    return operand_of(
+        tensor_on(memory, _BYTE, (count,), byte_offset=place, readonly=operand.readonly)
+    )
 
 
 # Below a byte -----------------------------------------------------------------------
@@ -390,19 +453,19 @@ def _copy_subbyte(target: Operand, source: Operand, progress: Progress | None) -
     # Both are read first: the two may be the same memory.
     old, new = _byte_at(target, whole), _byte_at(source, whole)
     if whole:
-        copy_elements(bytes_of(target, 0, whole), bytes_of(source, 0, whole), progress)
+        copy_elements(part_of(target, 0, whole), part_of(source, 0, whole), progress)
     mask = (1 << rest) - 1
     import numpy as np
 
     last = np.array([(old & ~mask) | (new & mask)], np.uint8)
-    copy_elements(bytes_of(target, whole, 1), operand_of(wrap_array(last)))
+    copy_elements(part_of(target, whole, 1), operand_of(wrap_array(last)))
 
 
 def _byte_at(operand: Operand, place: int) -> int:
     import numpy as np
 
     box = np.empty(1, np.uint8)
-    copy_elements(operand_of(wrap_array(box)), bytes_of(operand, place, 1))
+    copy_elements(operand_of(wrap_array(box)), part_of(operand, place, 1))
     return int(box[0])
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.moves.copies import bytes_to_host, can_copy_natively, is_faster_on_device
 from dlbridge.core.plugins.lookup import identity_of, plugin_of
-from dlbridge.core.public import public
+from dlbridge.core.public import for_guests, public
 from dlbridge.core.tensor.operand import require_compact
 from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
@@ -318,7 +318,7 @@ def _plan_from_host(plan: Plan, operand: Operand, forced: str) -> None:
     target = plan.target
     low, nbytes = operand.span()
     start = operand.data + operand.byte_offset + low
-    refusal = forced or why_no_host_import(start, nbytes, target, asked=not plan.may_copy)
+    refusal = forced or host_import_refusal(target, start, nbytes, asked=not plan.may_copy)
     if refusal:
         plan_host_copy(plan, operand, refusal)
     else:
@@ -340,15 +340,36 @@ def plan_host_copy(plan: Plan, operand: Operand, refusal: str) -> None:
     plan.add("upload", source, target, operand.nbytes, refusal)
 
 
-def why_no_host_import(start: int, nbytes: int, target: Device, *, asked: bool = False) -> str:
-    """Why *target* does not use *nbytes* of the host at *start* in place; empty if it does.
+@for_guests
+def host_import_refusal(device: Device, address: int, nbytes: int, *, asked: bool = True) -> str:
+    """Return why a device does not use some memory of the host in place.
 
-    *asked*: copy=False was given, so a drawback of the device does not count.
+    Parameters
+    ----------
+    device : Device
+        A backend here serves it.
+    address, nbytes : int
+        The memory.
+    asked : bool
+        Whether the user wants this memory, so that a drawback of the device does not count.
+
+    Returns
+    -------
+    str
+        The reason, for a message. Empty if it does: then ``to_device(t, device, copy=False)``
+        is a tensor in place.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import host_import_refusal
+    >>> t = bridge.zeros(3)
+    >>> host_import_refusal(bridge.device("ext_dev:0"), t.data_ptr(), t.nbytes)
+    'the device cannot reach host memory (set DLBRIDGE_FAKE_SHARED=1)'
     """
-    plugin = plugin_of(target)
+    plugin = plugin_of(device)
     if plugin.host_import_refusal is None:
-        return f"{target} cannot use host memory in place"
-    return plugin.host_import_refusal(target.index, start, nbytes, asked)
+        return f"{device} cannot use host memory in place"
+    return plugin.host_import_refusal(device.index, address, nbytes, asked)
 
 
 def why_no_host_view(operand: Operand, plugin: Plugin | None = None) -> str:

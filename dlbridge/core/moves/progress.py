@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dlbridge.core.public import for_guests
 from dlbridge.core.values.text import bytes_text
 
 if TYPE_CHECKING:
@@ -58,9 +59,32 @@ def _show(start: float, done: int, total: int) -> None:
     sys.stderr.flush()
 
 
+@for_guests
 @contextmanager
 def tally(progress: ProgressLike, total: int) -> Iterator[Callable[[int], None]]:
-    """What several copies of *total* bytes in all call, each with its own number of bytes."""
+    """Give what several copies report their bytes to, as a context manager.
+
+    Parameters
+    ----------
+    progress : ProgressLike
+        What the user passed as ``progress=``.
+    total : int
+        The bytes of all copies.
+
+    Yields
+    ------
+    callable
+        It takes the number of bytes that were copied since the last call.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import tally
+    >>> with tally(lambda done, total: print(done, "of", total), 3) as report:
+    ...     report(1)
+    ...     report(2)
+    1 of 3
+    3 of 3
+    """
     done = 0
     with reporter(progress, total) as report:
 

@@ -7,9 +7,9 @@ from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
+from dlbridge.core.dlpack.structs import FLAG_IS_COPIED
 from dlbridge.core.interfaces.lists import array_of
-from dlbridge.core.moves.copies import bytes_of, copy_elements, drain_then_release, packed_bytes
+from dlbridge.core.moves.copies import copy_elements, drain_then_release, packed_bytes, part_of
 from dlbridge.core.moves.plans import (
     copy_of_plan,
     plan_device_copy,
@@ -21,9 +21,10 @@ from dlbridge.core.moves.plans import (
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import identity_of, plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
-from dlbridge.core.tensor.array_tensor import make_tensor
-from dlbridge.core.tensor.memory import Memory, access, host_access
-from dlbridge.core.tensor.operand import host_array, operand_of
+from dlbridge.core.public import for_guests
+from dlbridge.core.tensor.array_tensor import tensor_on
+from dlbridge.core.tensor.memory import Memory, access
+from dlbridge.core.tensor.operand import host_array, operand_of, wait_for_work
 from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType
@@ -79,12 +80,45 @@ def new_memory(
     return memory
 
 
-def allocate(
-    where: Device, dtype: DType, shape: tuple[int, ...], *, padded: bool = False
+@for_guests
+def new_tensor(
+    device: Device, dtype: DType, shape: tuple[int, ...], *, padded: bool = False
 ) -> Tensor:
-    """A new compact tensor whose elements are not initialised."""
-    memory = new_memory(where, dtype.nbytes(prod(shape), padded=padded))
-    return make_tensor(memory, 0, dtype, shape, flags=FLAG_SUBBYTE_PADDED if padded else 0)
+    """Return a new compact tensor, whose elements are not initialised.
+
+    As `dlbridge.empty`, for arguments that were checked before.
+
+    Parameters
+    ----------
+    device : Device
+        Where it is.
+    dtype : DType
+        The type of an element.
+    shape : tuple of int
+        The extents, in elements.
+    padded : bool
+        Whether elements below a byte take a byte each.
+
+    Returns
+    -------
+    Tensor
+        On new memory.
+
+    Raises
+    ------
+    BackendUnavailable
+        If no backend here serves *device*.
+    DeviceMemoryError
+        A MemoryError, if there is no room.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import new_tensor
+    >>> new_tensor(bridge.device("cpu"), bridge.dtype("int4"), (3,), padded=True).nbytes
+    3
+    """
+    memory = new_memory(device, dtype.nbytes(prod(shape), padded=padded))
+    return tensor_on(memory, dtype, shape, padded=padded)
 
 
 def check_alignment(value: Any) -> int:
@@ -104,15 +138,68 @@ def check_alignment(value: Any) -> int:
     return alignment
 
 
-def new_exportable(device: Device, nbytes: int, origin: str, owner: object) -> Memory:
-    """New memory of *nbytes* > 0 bytes that `export_memory` takes."""
+@for_guests
+def new_exportable(device: Device, nbytes: int, origin: str, owner: object = None) -> Memory:
+    """Return new memory that `export_memory` can describe, not initialised.
+
+    Parameters
+    ----------
+    device : Device
+        For which `export_refusal` has no reason.
+    nbytes : int
+        More than 0.
+    origin : str
+        Where the memory comes from, in words: ``repr`` and messages say it.
+    owner : object
+        What is kept alive as long as the memory.
+
+    Returns
+    -------
+    Memory
+        It is given back with the last tensor on it, here. Other processes keep what they opened.
+
+    Raises
+    ------
+    DeviceMemoryError
+        A MemoryError, if there is no room.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import export_refusal, new_exportable
+    >>> def shared_bytes(device, nbytes):
+    ...     refusal = export_refusal(device)
+    ...     if refusal:
+    ...         raise BufferError(refusal)
+    ...     return new_exportable(device, nbytes, "an example")
+    """
     memory = Memory(device, 0, origin, owner)
     take(memory, "allocate_exportable", plugin_of(device).allocate_exportable, nbytes)
     return memory
 
 
-def export_refusal(device: Device, *, importing: bool) -> str:
-    """Why *device* exports no memory, or imports none; empty if it does."""
+@for_guests
+def export_refusal(device: Device, *, importing: bool = False) -> str:
+    """Return why a device has no memory that other processes can open, or opens none of theirs.
+
+    Parameters
+    ----------
+    device : Device
+        A backend here serves it.
+    importing : bool
+        False: whether it can be asked for `new_exportable` and `export_memory`. True: for
+        `import_memory`, by a process that finds it by `Device.uuid`.
+
+    Returns
+    -------
+    str
+        The reason, for a message; empty if it can.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import export_refusal
+    >>> export_refusal(bridge.device("cpu"))
+    'cpu:0 has no memory of its own for other processes'
+    """
     plugin = plugin_of(device)
     if not importing:
         if plugin.memory_export_refusal is None:
@@ -125,20 +212,78 @@ def export_refusal(device: Device, *, importing: bool) -> str:
     return plugin.memory_import_refusal(device.index)
 
 
-def export_memory(device: Device, data: int) -> ExportedMemory:
-    """What the backend of *device* exports for its memory *data*; its owner closes it."""
+@for_guests
+def export_memory(memory: Memory) -> ExportedMemory:
+    """Return what another process, or another driver of the device, opens some memory by.
+
+    Parameters
+    ----------
+    memory : Memory
+        Of `new_exportable`.
+
+    Returns
+    -------
+    ExportedMemory
+        Its file descriptor is closed with its ``owner``: copy the descriptor to keep it.
+
+    Raises
+    ------
+    DeviceError
+        If the driver fails.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import export_memory
+    >>> def descriptor_of(memory):
+    ...     import os
+    ...
+    ...     exported = export_memory(memory)
+    ...     return os.dup(exported.fd), exported._replace(fd=-1, owner=None)
+    """
+    device = memory.device
     plugin = plugin_of(device)
-    assert plugin.export_memory is not None  # the plan has asked for the capability
-    return plugin.export_memory(device.index, data)
+    assert plugin.export_memory is not None  # who calls has asked for the capability
+    return plugin.export_memory(device.index, memory.data)
 
 
+@for_guests
 def import_memory(
-    target: Device, exported: ExportedMemory, origin: str, owner: object
+    device: Device, exported: ExportedMemory, origin: str, owner: object = None
 ) -> tuple[Memory, int]:
-    """The memory that *exported* is in under *target*, and the offset of its bytes there."""
-    memory = Memory(target, 0, origin, owner)
+    """Return the memory that an `export_memory` describes, of another process or of this one.
+
+    Parameters
+    ----------
+    device : Device
+        The device of the same `Device.uuid`, for which
+        ``export_refusal(device, importing=True)`` has no reason.
+    exported : ExportedMemory
+        With a file descriptor of this process, which stays the caller's.
+    origin : str
+        Where the memory comes from, in words: ``repr`` and messages say it.
+    owner : object
+        What is kept alive as long as the memory.
+
+    Returns
+    -------
+    tuple of Memory and int
+        The memory, and the byte in it where the exported memory begins.
+
+    Raises
+    ------
+    ExchangeError
+        If the driver cannot open it. It is also a BufferError.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import import_memory, tensor_on
+    >>> def received(device, exported):
+    ...     memory, start = import_memory(device, exported, "a message")
+    ...     return tensor_on(memory, bridge.dtype("uint8"), (16,), byte_offset=start)
+    """
+    memory = Memory(device, 0, origin, owner)
     memory.is_import = True
-    return memory, take(memory, "import_memory", plugin_of(target).import_memory, exported)
+    return memory, take(memory, "import_memory", plugin_of(device).import_memory, exported)
 
 
 def take(memory: Memory, member: str, function: Callable[..., Any] | None, *what: Any) -> int:
@@ -224,7 +369,7 @@ def run_steps(
                 _plan_copy(plan, step.kind, operand, refused), tensor, operand, progress
             )
     if operand.device is not plan.target:  # an empty tensor
-        tensor = allocate(plan.target, operand.dtype, operand.shape, padded=operand.padded)
+        tensor = new_tensor(plan.target, operand.dtype, operand.shape, padded=operand.padded)
         operand = operand_of(tensor)
     return tensor, operand, plan
 
@@ -252,8 +397,7 @@ def _share(tensor: Tensor, operand: Operand, _target: Device, *_rest: Any) -> _P
 
 
 def _relabel(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
-    if operand.memory is not None:
-        host_access(operand.memory)
+    wait_for_work(operand)
     low, _ = operand.span()
     start = operand.data + operand.byte_offset + low
     memory = Memory(target, start, f"{operand.device} memory", tensor)
@@ -263,8 +407,7 @@ def _relabel(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _
 def _copy(_tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> _Place:
     """A copy of *operand* in new memory of *target*."""
     memory = new_memory(target, operand.nbytes)
-    flags = operand.flags & FLAG_SUBBYTE_PADDED
-    new = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
+    new = tensor_on(memory, operand.dtype, operand.shape, padded=operand.padded)
     there = operand_of(new)
     if memory.last_use is not None:  # work on the stream that it was allocated for needs no order
         there.stream, there.is_new = memory.last_use.handle, True
@@ -280,8 +423,7 @@ def _upload(tensor: Tensor, operand: Operand, target: Device, progress: Progress
         return _copy(tensor, operand, target, progress)
     content = packed_bytes(operand)
     memory = new_memory(target, operand.nbytes, content=content, plugin=plugin)
-    flags = operand.flags & FLAG_SUBBYTE_PADDED
-    new = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
+    new = tensor_on(memory, operand.dtype, operand.shape, padded=operand.padded)
     return new, operand_of(new)
 
 
@@ -314,7 +456,7 @@ def _memory_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any
     assert viewed is not None  # only the CPU has such operands
     finish(plugin_of(source), source, access(viewed))
     origin = f"{source} memory of {tensor.origin}"
-    memory, offset = import_memory(target, export_memory(source, operand.data), origin, tensor)
+    memory, offset = import_memory(target, export_memory(viewed), origin, tensor)
     return _same_layout(operand, memory, offset + operand.byte_offset)
 
 
@@ -333,14 +475,15 @@ STEPS: dict[str, StepFunction] = {
 
 
 def _same_layout(operand: Operand, memory: Memory, byte_offset: int) -> _Place:
-    tensor = make_tensor(
+    tensor = tensor_on(
         memory,
-        byte_offset,
         operand.dtype,
         operand.shape,
         operand.strides,
+        byte_offset=byte_offset,
         readonly=operand.readonly,
-        flags=operand.flags,
+        padded=operand.padded,
+        copied=operand.flags & FLAG_IS_COPIED != 0,
     )
     return tensor, operand_of(tensor)
 
@@ -390,8 +533,31 @@ def _unused(_array: Any) -> Any:
     raise AssertionError("a number has no arrays in it")
 
 
-def fill(tensor: Tensor, pattern: bytes) -> None:
-    """Fill a new, compact *tensor* with *pattern*: one byte, or what `pattern_of` gives."""
+@for_guests
+def fill(tensor: Tensor, pattern: bytes = b"\0") -> None:
+    r"""Set the elements of a new, compact tensor, by the device itself if it can.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        On any device. No work has been queued on its memory.
+    pattern : bytes
+        One byte, or the bytes of one element; of 8 elements that take less than a byte each.
+        Zero if it is left out.
+
+    Raises
+    ------
+    DeviceError
+        If the driver fails.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import fill
+    >>> new = bridge.empty(3, "int16", "ext_dev:0")
+    >>> fill(new, b"\1\0")
+    >>> new.tolist()
+    [1, 1, 1]
+    """
     operand = operand_of(tensor)
     if not operand.size:
         return
@@ -402,11 +568,11 @@ def fill(tensor: Tensor, pattern: bytes) -> None:
         return
     # A multiple of 8 elements: those below a byte are cut between whole bytes only.
     count = max(BLOCK * 8 // (operand.dtype.bits * operand.dtype.lanes) & ~7, 8)
-    block = operand_of(allocate(CPU, operand.dtype, (min(count, operand.size),)))
+    block = operand_of(new_tensor(CPU, operand.dtype, (min(count, operand.size),)))
     _write(block, pattern)
     for start in range(0, operand.nbytes, block.nbytes):
         length = min(block.nbytes, operand.nbytes - start)
-        copy_elements(bytes_of(operand, start, length), bytes_of(block, 0, length))
+        copy_elements(part_of(operand, start, length), part_of(block, 0, length))
 
 
 def _filled_by_device(operand: Operand, value: int) -> bool:

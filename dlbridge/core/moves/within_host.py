@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.plugins.cpu import usable_cores
+from dlbridge.core.public import for_guests
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,28 +50,48 @@ _LONG_STRIP = 256  # elements of each column: 64 KiB
 _SHORT_RUN = 32
 
 
-def copy_host(target: Array, source: Array, progress: Progress | None = None) -> None:
-    """Copy the bytes of *source* to *target*: same shape, same item size, any strides.
+@for_guests
+def copy_array(target: Array, source: Array, progress: Progress | None = None) -> None:
+    """Copy the bytes of one numpy array to another one, whatever their types are.
 
-    Nothing is converted, whatever the two dtypes are. The arrays may overlap; an
-    element of *source* may be read many times (stride 0). The GIL is released.
-    Between chunks of at most 64 MiB Ctrl-C works, and ``progress(done, total)`` is
-    called in this thread, in bytes.
+    Transposed arrays of rows that are a power of two long take half to a third of the time of
+    ``numpy.copyto`` (2-byte and 8-byte elements, 512 and 256 squared), others about as much.
 
-    ValueError for other shapes or item sizes and for a read-only target, TypeError
-    for Python objects.
+    Parameters
+    ----------
+    target, source : numpy.ndarray
+        Of equal shape and size of elements, any strides; elements of *source* may be read many
+        times (stride 0). They may overlap.
+    progress : callable, optional
+        Called in this thread with ``(done, total)``, in bytes, after each piece of at most 64 MiB;
+        between them Ctrl-C works.
+
+    Raises
+    ------
+    ValueError
+        If shapes or sizes differ, or *target* is read-only.
+    TypeError
+        If they hold Python objects.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import copy_array
+    >>> new = np.zeros((2, 2), "uint16")
+    >>> copy_array(new, np.arange(4, dtype="int16").reshape(2, 2).T)
+    >>> new.tolist()
+    [[0, 2], [1, 3]]
     """
     import numpy as np
 
     if target.shape != source.shape:
         raise ValueError(
-            f"copy_host: the target's shape is {target.shape}, the source's {source.shape}"
+            f"copy_array: the target's shape is {target.shape}, the source's {source.shape}"
         )
     kind = target.dtype
     if kind is not source.dtype or kind.kind not in "biufc":
         if target.itemsize != source.itemsize:
             raise ValueError(
-                f"copy_host: elements of {target.itemsize} and {source.itemsize} bytes cannot "
+                f"copy_array: elements of {target.itemsize} and {source.itemsize} bytes cannot "
                 "be copied without a conversion"
             )
         target, source = _raw(target), _raw(source)
@@ -84,10 +105,10 @@ def copy_host(target: Array, source: Array, progress: Progress | None = None) ->
             progress(nbytes, nbytes)
         return
     if not target.flags.writeable:
-        raise ValueError("copy_host: the target is read-only")
+        raise ValueError("copy_array: the target is read-only")
     if np.may_share_memory(target, source) and _overlap(target, source):
         aside = np.empty(source.shape, source.dtype)
-        copy_host(aside, source)
+        copy_array(aside, source)
         source = aside
     target, source = _arrange(target, source)
     move = _fastest(target, source)
@@ -189,7 +210,7 @@ def _raw(array: Array) -> Array:
     """*array* as elements that numpy copies without looking at their values."""
     kind = array.dtype
     if kind.hasobject:
-        raise TypeError(f"copy_host moves plain bytes, not Python objects (dtype {kind})")
+        raise TypeError(f"copy_array moves plain bytes, not Python objects (dtype {kind})")
     # Of 16 bytes, numpy moves a complex128 as fast as two integers, a void slowly.
     name = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.get(kind.itemsize, f"V{kind.itemsize}")
     return array.view(name)

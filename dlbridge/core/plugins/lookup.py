@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlbridge.core.plugins.registry import BUILT_IN, LOADED, Plugin, backends, plugin_named
-from dlbridge.core.public import public
+from dlbridge.core.public import for_guests, public
 from dlbridge.core.values.devices import Device, UnknownName, device as _device, split, type_names
 from dlbridge.core.values.text import did_you_mean
 from dlbridge.errors import BackendUnavailable, DeviceLost, DeviceNotFound, Error, ExchangeError
@@ -60,30 +60,56 @@ _usable: dict[Device, Plugin] = {}
 """Cache of validated devices, with the backend that serves each."""
 
 
-def find_device(wanted: DeviceLike) -> Device:
-    """The device that *wanted* names; its backend is loaded and has that device.
+@for_guests
+def check_device(device: DeviceLike) -> Device:
+    """Return the device that somebody has named, if a backend here serves it.
 
-    Takes the same as `device`.
+    Parameters
+    ----------
+    device : DeviceLike
+        `dlbridge.device` says what is accepted; also a device that only another library can use.
+
+    Returns
+    -------
+    Device
+        Tensors can be made there.
+
+    Raises
+    ------
+    TypeError
+        If it is no device.
+    ValueError
+        If no device has such a name.
+    BackendUnavailable
+        If there is no backend for it, or its driver is not here.
+    ExchangeError
+        If the backend has no device of that number. It is also a BufferError.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import check_device
+    >>> check_device("cpu")
+    dlbridge.device('cpu:0')
     """
-    if isinstance(wanted, str):
-        if wanted in FOUND:
-            return FOUND[wanted]
-        name, selector = split(wanted)
+    if isinstance(device, str):
+        if device in FOUND:
+            return FOUND[device]
+        name, selector = split(device)
         if name == BUILT_IN or name in backends():
-            found = FOUND[wanted] = _of_backend(wanted, name, selector)
+            found = FOUND[device] = _of_backend(device, name, selector)
             return found
     try:
-        found = _device(wanted)
+        found = _device(device)
     except UnknownName:
-        raise _unknown(wanted) from None  # it says the same, without what is here
+        raise _unknown(device) from None  # it says the same, without what is here
     try:
         plugin_of(found)
     except BackendUnavailable as exc:
-        if not isinstance(wanted, int):
+        if not isinstance(device, int):
             raise
         raise BackendUnavailable(
-            f"{wanted:d} is not the number of a device: an integer is a device type of DLPack, and "
-            f"{int(wanted)} is {found.name}; write the name and the number, such as 'cuda:0'"
+            f"{device:d} is not the number of a device: an integer is a device type of DLPack, and "
+            f"{int(device)} is {found.name}; write the name and the number, such as 'cuda:0'"
         ) from exc
     return found
 
@@ -145,7 +171,7 @@ def device(obj: DeviceLike, index: int | None = None) -> Device:
         return _device(obj, index)
     except ValueError as exc:
         if isinstance(obj, str) and index is None and obj.partition(":")[0] in backends():
-            return find_device(obj)
+            return check_device(obj)
         if isinstance(exc, UnknownName):
             raise _unknown(obj) from None
         raise
@@ -296,7 +322,7 @@ def trim(device: DeviceLike | None = None) -> None:
     >>> bridge.trim("cpu")
     """
     if device is not None:
-        where = find_device(device)
+        where = check_device(device)
         _trim(plugin_of(where), where.index)
         return
     failure: Error | None = None

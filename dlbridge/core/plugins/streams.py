@@ -15,7 +15,7 @@ from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendError, BackendUnavailable, Error
 from dlbridge.kit.resources import join
 
-from .lookup import find_device, plugin_of
+from .lookup import check_device, plugin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,7 +175,7 @@ def use_stream(device: DeviceLike, stream: StreamLike | None) -> StreamBlock:
 @contextmanager
 def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
     """One block of `use_stream`."""
-    where = find_device(device)
+    where = check_device(device)
     plugin = plugin_of(where)
     if plugin.normalize_stream is None or plugin.wait is None:
         raise TypeError(f"{where} has no streams to choose from")
@@ -298,7 +298,7 @@ def current_stream(device: DeviceLike) -> int:
     >>> bridge.current_stream("cpu")
     0
     """
-    where = device if isinstance(device, Device) else find_device(device)
+    where = device if isinstance(device, Device) else check_device(device)
     return current_use(where).handle
 
 
@@ -374,7 +374,7 @@ def synchronize(device: DeviceLike) -> None:
     --------
     >>> bridge.synchronize("cpu")
     """
-    where = find_device(device)
+    where = check_device(device)
     finish(plugin_of(where), where, current_stream(where))
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.dlpack.exports import export_array
 from dlbridge.core.dlpack.foreign_tables import NAMES
-from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
+from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.implementation_details.python_api import address_of
+from dlbridge.core.public import for_guests
 from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.dtypes import DType, alignment_of, from_numpy
 from dlbridge.core.values.layout import reach, why_impossible
@@ -260,17 +261,62 @@ def _array_origin(array: Array, producer: type | None) -> str:
 # Over memory ------------------------------------------------------------------
 
 
-def make_tensor(
+@for_guests
+def tensor_on(
     memory: Memory,
-    byte_offset: int,
     dtype: DType,
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None = None,
     *,
+    byte_offset: int = 0,
     readonly: bool = False,
-    flags: int = 0,
+    padded: bool = False,
+    copied: bool = False,
 ) -> Tensor:
-    """The Tensor at *byte_offset* of *memory*; *strides* in elements, None for compact."""
+    """Return a tensor on some memory, which it keeps alive.
+
+    Parameters
+    ----------
+    memory : Memory
+        Where the elements are.
+    dtype : DType
+        The type of an element.
+    shape : tuple of int
+        The extents, in elements; 0 or more each.
+    strides : tuple of int, optional
+        The distances between neighbours, in elements. None: row-major, without gaps.
+    byte_offset : int
+        The bytes from the start of *memory* to the first element.
+    readonly : bool
+        Whether nobody may write to it.
+    padded : bool
+        Whether elements below a byte take a byte each.
+    copied : bool
+        Whether it is known to be a copy, `Tensor.is_copied`.
+
+    Returns
+    -------
+    Tensor
+        On the device of *memory*. Nothing is copied, and nothing is read.
+
+    Raises
+    ------
+    ExchangeError
+        If no tensor has such extents or strides. It is also a BufferError.
+
+    Notes
+    -----
+    Whether the elements lie inside the memory is for the caller to check: a `Memory` does not
+    know its length.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import Memory, tensor_on
+    >>> pixels = np.arange(6, dtype="uint8")
+    >>> memory = Memory(bridge.device("cpu"), pixels.ctypes.data, "an example", pixels)
+    >>> tensor_on(memory, bridge.dtype("uint8"), (2, 2), (3, 1), byte_offset=1).tolist()
+    [[1, 2], [4, 5]]
+    """
     try:
         array = carrier(memory, byte_offset, dtype, shape, strides, readonly)
     except (ValueError, OverflowError) as exc:
@@ -283,6 +329,7 @@ def make_tensor(
             f"shape {shape} of {dtype} is more than numpy can describe, also without elements: "
             "give the array smaller extents first, such as x.reshape(0)"
         ) from exc
+    flags = (FLAG_SUBBYTE_PADDED if padded else 0) | (FLAG_IS_COPIED if copied else 0)
     if memory.device is not CPU:
         return _general(array, memory, dtype, byte_offset, flags)
     return build(array, memory, dtype, byte_offset, flags)
@@ -307,9 +354,8 @@ def _general(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags
 
 def writable(tensor: Tensor) -> Tensor:
     """The same memory without the mark READ_ONLY, for a library that never writes."""
-    return make_tensor(
-        tensor._memory, tensor._byte_offset, tensor.dtype, tensor.shape, tensor.strides
-    )
+    offset = tensor._byte_offset
+    return tensor_on(tensor._memory, tensor.dtype, tensor.shape, tensor.strides, byte_offset=offset)
 
 
 # Expired: using a tensor after its loan has ended raises ExchangeError --------------

@@ -16,9 +16,9 @@ from dlbridge.core.values.devices import CPU, Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
 from dlbridge.protocol import CONTEXT_DEVICES
 
-from .array_tensor import ArrayTensor, NumpyTensor, make_tensor
+from .array_tensor import ArrayTensor, NumpyTensor, tensor_on
 from .memory import Memory, access
-from .metadata import carrier_of, memory_of
+from .metadata import carrier_of, memory_under
 from .operand import operand_of
 from .tensor import Tensor
 
@@ -66,16 +66,17 @@ def adopt(
     memory = Memory(device, data, origin, owner)
     if ordered is not None and ordered[0] is device:
         memory.use_on(ordered[1])
-    return make_tensor(
+    flags = fields.flags
+    return tensor_on(
         memory,
-        fields.byte_offset,
         fields.dtype,
         fields.shape,
         fields.strides,
-        readonly=immutable or bool(fields.flags & FLAG_READ_ONLY),
+        byte_offset=fields.byte_offset,
+        readonly=immutable or flags & FLAG_READ_ONLY != 0,
         # Padding means nothing on types of whole bytes.
-        flags=fields.flags
-        & (FLAG_IS_COPIED | (FLAG_SUBBYTE_PADDED if fields.dtype.is_subbyte else 0)),
+        padded=flags & FLAG_SUBBYTE_PADDED != 0 and fields.dtype.is_subbyte,
+        copied=flags & FLAG_IS_COPIED != 0,
     )
 
 
@@ -171,7 +172,7 @@ def order_consumer(tensor: Tensor, stream: object) -> None:
         consumer = plugin.normalize_stream(device.index, stream)
         if consumer != -1:
             # The last work of ours, and what may have been queued beside it.
-            memory = memory_of(tensor)
+            memory = memory_under(tensor)
             ours = {current_use(device, plugin).handle}
             if memory.last_use is not None:
                 ours |= {memory.last_use.handle}

@@ -8,9 +8,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from dlbridge.core.implementation_details.ends import at_exit, end_finalizers
+from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_use
-from dlbridge.core.values.devices import DLDeviceType
+from dlbridge.core.public import for_guests
+from dlbridge.core.values.devices import CPU, DLDeviceType
 from dlbridge.core.values.dtypes import DType, fill_numpy_dtypes
 from dlbridge.core.values.layout import MAX_NBYTES, compact_strides
 from dlbridge.errors import BackendError, ExchangeError
@@ -34,6 +36,7 @@ def _at_exit() -> None:
     end_finalizers(Owner, Memory)
 
 
+@for_guests
 class Memory:
     """Some bytes on a device, which exist as long as this object.
 
@@ -144,6 +147,32 @@ def _no_allocation(device: Device, member: str, result: object) -> BackendError:
         "data is an address or a handle, an integer from 1 to 2**64 - 1, its offset an integer "
         "(dlbridge.protocol); report it to the backend's authors"
     )
+
+
+@for_guests
+def memory_of(array: np.ndarray[Any, Any], origin: str) -> Memory:
+    r"""Return the memory of a numpy array, from its first element on; it keeps the array alive.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        Any array, also one over the buffer of another object. It is not changed.
+    origin : str
+        Where the memory comes from, in words: ``repr`` and messages say it.
+
+    Returns
+    -------
+    Memory
+        On the CPU.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import memory_of, tensor_on
+    >>> memory = memory_of(np.frombuffer(b"\x01\x02\x03\x04", "uint8"), "a message")
+    >>> tensor_on(memory, bridge.dtype("int8"), (2, 2), readonly=True).tolist()
+    [[1, 2], [3, 4]]
+    """
+    return Memory(CPU, address_of(array) if array.size else 0, origin, array)
 
 
 open_views: Final[dict[int, weakref.ref[HostView]]] = {}

@@ -369,7 +369,7 @@ def carrier_of(tensor: TensorMetadata) -> np.ndarray[Any, Any]:
     return tensor._array
 
 
-def memory_of(tensor: TensorMetadata) -> Memory:
+def memory_under(tensor: TensorMetadata) -> Memory:
     """The memory that the tensor is in."""
     return tensor._memory
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.implementation_details.python_api import address_of
-from dlbridge.core.public import public
+from dlbridge.core.public import for_guests, public
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.layout import byte_reach
 from dlbridge.errors import ExchangeError
@@ -168,9 +168,7 @@ class Operand:
         """
         if self.contiguous:
             return 0, self.nbytes
-        dtype = self.dtype
-        bits = 8 * dtype.itemsize if self.padded else dtype.bits * dtype.lanes
-        low, end = byte_reach(self.shape, self.strides, bits)
+        low, end = byte_reach(self.dtype, self.shape, self.strides, padded=self.padded)
         return low, end - low
 
     def __repr__(self) -> str:
@@ -183,6 +181,7 @@ class Operand:
 _new = Operand.__new__
 
 
+@for_guests
 def operand_of(tensor: Tensor) -> Operand:
     """Return what a move or a kernel needs of a tensor, without an order of work.
 
@@ -258,8 +257,27 @@ def require_compact(operand: Operand) -> None:
         )
 
 
+@for_guests
 def host_array(operand: Operand) -> np.ndarray[Any, Any]:
-    """The bytes of memory that the host can read, as an array with the true layout."""
+    """Return memory that the host can read as a numpy array of integers with the same layout.
+
+    Parameters
+    ----------
+    operand : Operand
+        Of a device that `Device.is_host`.
+
+    Returns
+    -------
+    numpy.ndarray
+        On the memory itself. Its elements have the size of those of *operand*, not always their
+        type; packed elements below a byte come as bytes. Work of the device on it is finished.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import host_array, operand_of
+    >>> host_array(operand_of(bridge.zeros((2, 3), "bfloat16"))).strides
+    (6, 2)
+    """
     if operand.memory is None:
         return operand.carrier
     import numpy as np
@@ -282,3 +300,28 @@ def host_array(operand: Operand) -> np.ndarray[Any, Any]:
         interface.update(shape=operand.shape, typestr=raw, strides=steps, descr=[("", raw)])
     holder: Any = SimpleNamespace(__array_interface__=interface, operand=operand)  # it is kept
     return np.asarray(holder)
+
+
+@for_guests
+def wait_for_work(operand: Operand) -> None:
+    """Wait for the work of a device on some memory, before something else works on it.
+
+    The host, another process and another driver know nothing of the device's queue.
+
+    Parameters
+    ----------
+    operand : Operand
+        On any device. For memory of the CPU there is nothing to wait for.
+
+    Raises
+    ------
+    DeviceError
+        If the work has failed.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import operand_of, wait_for_work
+    >>> wait_for_work(operand_of(bridge.zeros(3, device="ext_dev:0")))
+    """
+    if operand.memory is not None:
+        host_access(operand.memory)

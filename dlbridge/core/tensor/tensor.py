@@ -13,7 +13,7 @@ from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.plugins.lookup import FOUND
 from dlbridge.core.public import public
 from dlbridge.core.traces import TRACES
-from dlbridge.core.values.dtypes import check, dtype as as_dtype
+from dlbridge.core.values.dtypes import check_dtype, dtype as as_dtype
 from dlbridge.errors import ExchangeError
 
 from .memory import basic_index, carrier_dtype, counts_elements, host_access
@@ -248,7 +248,7 @@ class Tensor(TensorMetadata):
         ((8,), [2.0])
         """
         new = as_dtype(dtype)
-        check(new.code, new.bits, new.lanes)
+        check_dtype(new)
         old = self.dtype
         if new.bits * new.lanes == old.bits * old.lanes:
             if new.lanes != old.lanes and self.is_padded:

@@ -12,7 +12,7 @@ import re
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.core.public import OpenEnum, Value, public
+from dlbridge.core.public import OpenEnum, Value, for_guests, public
 from dlbridge.errors import ExchangeError
 
 from .text import DTYPE_NAMES, Absent, WithAbsentNames, did_you_mean, with_article
@@ -329,7 +329,7 @@ def alignment_of(dtype: DType) -> int:
 
 
 @cache
-def check(code: int, bits: int, lanes: int = 1) -> DType:
+def check_numbers(code: int, bits: int, lanes: int = 1) -> DType:
     """The DType of numbers that came from outside, if a tensor of it can be exchanged.
 
     ExchangeError names the rule of ``dlpack.h`` 1.3 that they break: an unknown
@@ -352,6 +352,28 @@ def check(code: int, bits: int, lanes: int = 1) -> DType:
     if lanes == 0:
         raise ExchangeError(f"{given}: lanes must be at least 1 (dlpack.h 1.3, DLDataType)")
     return DType.of(code, bits, lanes)
+
+
+@for_guests
+def check_dtype(dtype: DType) -> None:
+    """Raise unless tensors of a dtype can be exchanged.
+
+    Parameters
+    ----------
+    dtype : DType
+        A type from outside: its code, bits and lanes can be any numbers.
+
+    Raises
+    ------
+    ExchangeError
+        If ``dlpack.h`` 1.3 has no such type. It is also a BufferError.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import check_dtype
+    >>> check_dtype(bridge.dtype("float32"))
+    """
+    check_numbers(dtype.code, dtype.bits, dtype.lanes)
 
 
 @public

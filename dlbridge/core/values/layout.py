@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
+from typing import TYPE_CHECKING
+
+from dlbridge.core.public import for_guests
+
+if TYPE_CHECKING:
+    from .dtypes import DType
 
 MAX_NBYTES = 1 << 57
 """The bytes of the largest address space that processors have today."""
@@ -43,8 +49,36 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
     return low, high + 1
 
 
-def byte_reach(shape: Sequence[int], strides: Sequence[int], bits: int) -> tuple[int, int]:
-    """As `reach`, in bytes, for elements of *bits* bits: the first one, and the end of the last."""
+@for_guests
+def byte_reach(
+    dtype: DType, shape: Sequence[int], strides: Sequence[int], *, padded: bool = False
+) -> tuple[int, int]:
+    """Return where the elements of a layout begin and end: what memory must have for `tensor_on`.
+
+    Parameters
+    ----------
+    dtype : DType
+        The type of an element.
+    shape : tuple of int
+        The extents, in elements.
+    strides : tuple of int
+        The distances between neighbours, in elements; as many as extents.
+    padded : bool
+        Whether elements below a byte take a byte each.
+
+    Returns
+    -------
+    tuple of two ints
+        The first byte and the end of the last one, counted from the first element. The first is
+        negative where a stride is.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import byte_reach
+    >>> byte_reach(bridge.dtype("int16"), (2, 3), (8, -1))
+    (-4, 18)
+    """
+    bits = 8 * dtype.itemsize if padded else dtype.bits * dtype.lanes
     low, high = reach(shape, strides)
     return low * bits >> 3, (high * bits + 7) >> 3
 

@@ -36,7 +36,7 @@ from dlbridge.conformance.producer import COMPACT
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME, table_of
 from dlbridge.core.plugins import registry
-from dlbridge.core.values.dtypes import check
+from dlbridge.core.values.dtypes import check_numbers
 from dlbridge.core.values.layout import MAX_NBYTES, reach
 from dlbridge.interop.array_interfaces import parse
 
@@ -216,7 +216,7 @@ class Said:
     """What a struct says, where the interfaces can say it, too; strides in bytes."""
 
     def __init__(self, raw):
-        dtype = check(*raw.dtype)
+        dtype = check_numbers(*raw.dtype)
         theirs = dtype.numpy
         self.typestr, self.itemsize = theirs.str, theirs.itemsize
         self.shape, self.address = raw.shape, raw.data + raw.byte_offset

@@ -9,9 +9,8 @@ from expected import backend_or_skip
 from subbyte_programs import run_programs
 
 import dlbridge as bridge
-from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.moves import copies
-from dlbridge.core.tensor.array_tensor import make_tensor
+from dlbridge.core.tensor.array_tensor import tensor_on
 from dlbridge.core.tensor.memory import Memory
 
 DEVICES = ["cpu", "ext_dev:0"]
@@ -65,7 +64,7 @@ def test_lanes_of_padded_elements(device):  # C31
         bridge.asarray(raw).view("uint2x2")
     memory = Memory(bridge.device("cpu"), raw.ctypes.data, "a test", raw)
     kind = bridge.dtype("uint2x2")
-    padded = make_tensor(memory, 0, kind, (2,), flags=FLAG_SUBBYTE_PADDED)
+    padded = tensor_on(memory, kind, (2,), padded=True)
     with pytest.raises(bridge.ExchangeError, match="padded uint2x2"):
         bridge.copy_(bridge.empty(2, kind, device), padded)
 

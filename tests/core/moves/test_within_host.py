@@ -10,7 +10,7 @@ from scripts import run_script
 from threads import others_run_during
 
 from dlbridge.core.moves import within_host
-from dlbridge.core.moves.within_host import copy_host
+from dlbridge.core.moves.within_host import copy_array
 
 MIB = 1 << 20
 KINDS = ["V100", "u1", "i2", "f2", "f4", "i8", "f8", "c8", "c16", "V3", "V12", "V16", "?"]
@@ -111,7 +111,7 @@ def test_bytes_are_those_of_numpy(kind, ways, request, used):  # P26
         target, source = data.draw(layouts(kind))
         expected = as_bytes(source)
         beside = target.base.copy() if target.base is not None else None
-        copy_host(target, source)
+        copy_array(target, source)
         assert as_bytes(target) == expected
         # What lies between the target's elements is as before.
         if beside is not None and target.size:
@@ -135,7 +135,7 @@ def test_transposed_pairs_at_full_size(kind, shape):
     source = noise(int(np.prod(shape)) * np.dtype(kind).itemsize).view(kind).reshape(shape)
     for view in (np.moveaxis(source, 0, -1), np.moveaxis(source[:, ::-1], 0, -1)):
         target = np.empty(view.shape, kind)
-        copy_host(target, view)
+        copy_array(target, view)
         assert as_bytes(target) == as_bytes(view)
 
 
@@ -162,11 +162,11 @@ def test_which_way_is_chosen(shape, kind, way):
 def test_nothing_is_converted():
     source = np.array([0x7F800001, 0x7FC00001, 0xFF812345], "u4")  # signalling and quiet NaNs
     target = np.zeros(3, "f4")
-    copy_host(target, source)
+    copy_array(target, source)
     assert target.tobytes() == source.tobytes()
-    copy_host(target, source.view(">i4"))
+    copy_array(target, source.view(">i4"))
     assert target.tobytes() == source.tobytes()
-    copy_host(target, np.array(["a", "b", "c"], "U1"))
+    copy_array(target, np.array(["a", "b", "c"], "U1"))
     assert target.tobytes() == b"a\0\0\0b\0\0\0c\0\0\0"
 
 
@@ -185,7 +185,7 @@ def test_overlapping_arrays(size):
         source, copied = source[: len(target)], copied[: len(other)]
         target, other = target[: len(source)], other[: len(copied)]
         np.copyto(other, copied.copy())
-        copy_host(target, source)
+        copy_array(target, source)
         assert (ours == numpys).all()
 
 
@@ -202,14 +202,14 @@ def test_random_overlaps_of_one_buffer(seed):
         array = np.arange(40.0)
         wanted = array.copy()
         wanted[into] = array[given].copy()
-        copy_host(array[into], array[given])
+        copy_array(array[into], array[given])
         assert array.tolist() == wanted.tolist(), (into, given)
 
 
 def test_a_matrix_onto_its_own_transpose():
     matrix = noise(1024 * 1024).reshape(1024, 1024)
     expected = matrix.T.copy()
-    copy_host(matrix, matrix.T)
+    copy_array(matrix, matrix.T)
     assert (matrix == expected).all()
 
 
@@ -218,12 +218,12 @@ def test_progress_after_each_chunk_and_at_the_end():
         source = np.zeros(shape, "u1")
         target = np.empty(shape, "u1")
         calls = []
-        copy_host(target, source, lambda *now, calls=calls: calls.append(now))
+        copy_array(target, source, lambda *now, calls=calls: calls.append(now))
         assert len(calls) >= 3
         assert calls == sorted(set(calls))
         assert calls[-1] == (source.nbytes, source.nbytes)
     calls = []
-    copy_host(np.empty(3, "u1"), np.zeros(3, "u1"), lambda *now: calls.append(now))
+    copy_array(np.empty(3, "u1"), np.zeros(3, "u1"), lambda *now: calls.append(now))
     assert calls == [(3, 3)]
 
 
@@ -234,7 +234,7 @@ def test_progress_with_threads_is_told_in_this_thread(tiny_limits):
         assert threading.current_thread() is threading.main_thread()
         calls.append((done, total))
 
-    copy_host(np.empty((100, 100), "u1"), noise(10_000).reshape(100, 100).T, progress)
+    copy_array(np.empty((100, 100), "u1"), noise(10_000).reshape(100, 100).T, progress)
     assert calls == sorted(set(calls))
     assert calls[-1] == (10_000, 10_000)
 
@@ -244,7 +244,7 @@ def test_an_error_in_progress_ends_the_copy(tiny_limits):
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
-        copy_host(np.empty((100, 100), "u1"), noise(10_000).reshape(100, 100).T, progress)
+        copy_array(np.empty((100, 100), "u1"), noise(10_000).reshape(100, 100).T, progress)
 
 
 def pairs(count):
@@ -284,14 +284,14 @@ def test_no_thread_can_be_started(tiny_limits, monkeypatch):
 
     monkeypatch.setattr(within_host, "start_new_thread", refuse)
     source, target = noise(10_000).reshape(100, 100), np.empty((100, 100), "u1")
-    copy_host(target, source.T)
+    copy_array(target, source.T)
     assert (target == source.T).all()
 
 
 def test_elements_that_are_written_twice_keep_the_last_value(tiny_limits):
     source = noise(10_000).reshape(100, 100)
     target = np.lib.stride_tricks.as_strided(np.zeros(100, "u1"), (100, 100), (0, 1))
-    copy_host(target, source)
+    copy_array(target, source)
     assert (target[0] == source[-1]).all()
 
 
@@ -389,22 +389,22 @@ def test_a_child_that_is_forked_during_a_copy_has_the_whole_copy():
 
 def test_bad_input():
     with pytest.raises(ValueError, match=r"\(3,\).*\(1,\)"):
-        copy_host(np.empty(3), np.empty(1))
+        copy_array(np.empty(3), np.empty(1))
     with pytest.raises(ValueError, match="4 and 8 bytes"):
-        copy_host(np.empty(3, "f4"), np.empty(3, "f8"))
+        copy_array(np.empty(3, "f4"), np.empty(3, "f8"))
     with pytest.raises(TypeError, match="Python objects"):
-        copy_host(np.empty(3, "O"), np.empty(3, "O"))
+        copy_array(np.empty(3, "O"), np.empty(3, "O"))
     for shape in ((3,), (1024, 1024)):
         readonly = np.empty(shape)
         readonly.setflags(write=False)
         with pytest.raises(ValueError, match="read-only"):
-            copy_host(readonly, np.empty(shape[::-1]).T)
+            copy_array(readonly, np.empty(shape[::-1]).T)
 
 
 def test_other_threads_run_meanwhile():
     source = np.zeros(64 * MIB, "u1")
     target = np.empty_like(source)
-    assert others_run_during(lambda: copy_host(target, source))
+    assert others_run_during(lambda: copy_array(target, source))
 
 
 @pytest.mark.parametrize(

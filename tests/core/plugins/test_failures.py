@@ -15,7 +15,7 @@ from interrupted import Alarm, handled
 import dlbridge as bridge
 from dlbridge import protocol
 from dlbridge.core.plugins.contract import CONTRACTS
-from dlbridge.core.plugins.lookup import find_device
+from dlbridge.core.plugins.lookup import check_device
 from dlbridge.core.plugins.registry import Plugin
 from dlbridge.errors import BackendError, DeviceError, DeviceMemoryError, Error
 
@@ -83,7 +83,7 @@ def described(plugin):
 
 # Member -> what makes the core call it; the first part runs while the backend is sound.
 CALLS = {
-    "device_count": lambda _: (None, lambda: find_device(f"{NAME}:1")),
+    "device_count": lambda _: (None, lambda: check_device(f"{NAME}:1")),
     "allocate": lambda _: (None, lambda: bridge.empty(3, device=ZERO)),
     "copy_from_host": lambda _: (None, upload),
     "copy_to_host": lambda _: (upload(), lambda t: bridge.to_device(t, "cpu", copy=True)),

@@ -17,7 +17,7 @@ from dlbridge.core._cdefs import ffi
 from dlbridge.core.values.dtypes import (
     DLDataTypeCode,
     DType,
-    check,
+    check_numbers,
     dtype,
 )
 from dlbridge.core.values.subbyte import pack_bits, unpack_bits
@@ -96,7 +96,7 @@ def test_any_numbers_make_one_value_with_a_name_of_its_own(numbers):  # P34, C16
         assert dtype(str(found)) is found
     except TypeError:
         with pytest.raises(ExchangeError, match=f"not {found.bits} "):
-            check(*numbers)
+            check_numbers(*numbers)
     assert dtype(numbers) is found
     assert pickle.loads(pickle.dumps(found)) is found
 
@@ -118,9 +118,9 @@ def test_importing_it_imports_no_library():
     run_script(
         """
         import sys
-        from dlbridge.core.values.dtypes import check, dtype
+        from dlbridge.core.values.dtypes import check_numbers, dtype
         import dlbridge.core.values.devices
-        dtype("float4_e2m1fn").nbytes(3), dtype(float), check(0, 8)
+        dtype("float4_e2m1fn").nbytes(3), dtype(float), check_numbers(0, 8)
         assert not {"numpy", "ml_dtypes", "torch", "jax", "tvm_ffi"} & sys.modules.keys()
         """
     )
@@ -172,7 +172,7 @@ def test_equality_takes_other_spellings():
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_every_type_of_the_header_may_cross(name):  # C16
-    assert check(*NUMBERS[name]) is dtype(name)
+    assert check_numbers(*NUMBERS[name]) is dtype(name)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_every_type_of_the_header_may_cross(name):  # C16
 )
 def test_what_may_not_cross_names_the_rule(numbers, rule):  # C16
     with pytest.raises(ExchangeError, match=rule) as caught:
-        check(*numbers)
+        check_numbers(*numbers)
     assert isinstance(caught.value, BufferError)
     assert "code={}, bits={}, lanes={}".format(*numbers) in str(caught.value)
 
@@ -215,7 +215,7 @@ def test_the_name_of_a_type_that_is_not_released_is_known():  # C16
 def test_whatever_passes_the_check_is_of_the_header(numbers):  # C16
     code, bits, lanes = numbers
     try:
-        found = check(code, bits, lanes)
+        found = check_numbers(code, bits, lanes)
     except ExchangeError:
         one_lane = {numbers[:2] for numbers in NUMBERS.values()}
         assert lanes == 0 or (code, bits) not in one_lane
