@@ -16,8 +16,7 @@ from dlbridge.errors import Error
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from dlbridge.core.tensor.tensor import Tensor
-    from dlbridge.core.values.devices import Device
+    from dlbridge import Device, Tensor
 
 __all__ = ["register", "size_of", "token_of"]
 
@@ -38,7 +37,7 @@ def register(sizeof: Any) -> None:
     """
 
     def tensors() -> None:
-        from dlbridge.core.tensor.tensor import Tensor
+        from dlbridge import Tensor
 
         sizeof.register(Tensor, size_of)
 
@@ -83,7 +82,7 @@ def _watch_pickling() -> None:
     serialize = sys.modules.get("distributed.protocol.serialize")
     dispatch = getattr(serialize, "dask_serialize", None)  # None while it is being imported
     if dispatch is not None and dispatch is not _watched:
-        from dlbridge.core.tensor.tensor import Tensor
+        from dlbridge import Tensor
 
         dispatch.register(Tensor, _before_pickling)
         _watched = dispatch
@@ -119,7 +118,7 @@ def _trim_around(device: Device) -> None:
 
 
 def _trim(device: Device) -> None:
-    from dlbridge.core.plugins.lookup import trim
+    from dlbridge import trim
 
     try:
         trim(device)

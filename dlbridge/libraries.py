@@ -3,6 +3,6 @@
 The group is ``dlbridge.libraries``; `Library` has the details.
 """
 
-from dlbridge.core.libraries.library import Library
+from dlbridge.extending import Library
 
 __all__ = ["Library"]

@@ -25,8 +25,7 @@ from typing import (
     runtime_checkable,
 )
 
-from dlbridge.core.values.devices import Device, DLDeviceType
-from dlbridge.core.values.dtypes import DType
+from dlbridge import Device, DLDeviceType, DType
 
 if TYPE_CHECKING:
     # Where they are installed. The program imports no backend by name, and names none elsewhere.

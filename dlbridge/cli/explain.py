@@ -21,12 +21,11 @@ from dlbridge import (
     plan,
     to_device,
 )
+from dlbridge.extending import did_you_mean, known_libraries
 
-# They have no public names.
-from dlbridge.core.libraries.lookup import known
-from dlbridge.core.values.text import did_you_mean
-
-LIBRARIES = tuple(name for name in known() if name not in ("dlbridge", "sparse", "scipy.sparse"))
+LIBRARIES = tuple(
+    name for name in known_libraries() if name not in ("dlbridge", "sparse", "scipy.sparse")
+)
 """Those that ``like=`` knows and that have dense arrays."""
 
 _COLUMNS = {"pandas", "polars", "pyarrow"}

@@ -15,7 +15,7 @@ from dlbridge import DLDeviceType, __version__, backends, device
 
 # Which distribution provides a backend has no public name: only this command and
 # `info` ask for it.
-from dlbridge.core.plugins.registry import owner
+from dlbridge.extending import provider_of
 
 from ..protocol import ADDRESS_DEVICES
 
@@ -79,7 +79,9 @@ def write_skeleton(name: str, into: Path) -> Path:
             "digits and _, begins with a letter and does not end with _"
         )
     if name in backends():
-        raise ValueError(f"{name!r} is provided by {owner(name)} already; choose another name")
+        raise ValueError(
+            f"{name!r} is provided by {provider_of(name)} already; choose another name"
+        )
     if _device_type(name) in ADDRESS_DEVICES:
         raise ValueError(
             f"a {name!r} tensor's data is an address (dlpack.h), and the skeleton hands out "

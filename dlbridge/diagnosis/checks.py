@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlbridge.core.plugins.registry import HINTS, SOURCE, backends
-from dlbridge.core.values.text import did_you_mean
+from dlbridge import backends
+from dlbridge.extending import INSTALLATION, did_you_mean
 
 from .files import Finding, check_device_files, check_opencl_drivers, check_vulkan_drivers
 from .report import colored, settings, shows_color, version_of, wrapped
@@ -58,11 +58,12 @@ def check_all(*, quick: bool = False) -> Iterator[Finding]:
         yield from check_vulkan_drivers()
     yield from check_backends(here)
     if here == ["cpu"] and "DLBRIDGE_BACKENDS" not in os.environ:
+        command, _, where = INSTALLATION["opencl"].partition(",")
         yield Finding(
             "note",
             "backends",
-            "only the backend cpu is installed; for other devices: pip install backends/opencl, or "
-            f"vulkan, cuda and so on{SOURCE}",
+            f"only the backend cpu is installed; for other devices: {command}, or "
+            f"vulkan, cuda and so on,{where}",
         )
     if not quick:
         for name in PEERS:
@@ -121,7 +122,8 @@ def check_settings(chosen: Mapping[str, str]) -> Iterator[Finding]:
         if name in FOR_TESTS:
             yield Finding("note", what, "is for tests of dlbridge, and for nothing else")
         elif name not in VARIABLES and any(
-            name.startswith(f"DLBRIDGE_{each.upper()}_") for each in set(backends()) - HINTS.keys()
+            name.startswith(f"DLBRIDGE_{each.upper()}_")
+            for each in set(backends()) - INSTALLATION.keys()
         ):
             yield Finding("ok", what, "is a setting of that backend")
         elif name not in VARIABLES:
@@ -143,8 +145,8 @@ def _check_chosen(what: str, value: str) -> Iterator[Finding]:
         return
     absent = sorted(wanted - set(backends()))
     for name in absent:
-        remedy = HINTS.get(name, "take it out of DLBRIDGE_BACKENDS")
-        hint = did_you_mean(name, HINTS)
+        remedy = INSTALLATION.get(name, "take it out of DLBRIDGE_BACKENDS")
+        hint = did_you_mean(name, INSTALLATION)
         yield Finding("problem", what, f"names {name!r}, which is not installed{hint}", remedy)
     if "cpu" not in wanted:
         remedy = "add cpu to DLBRIDGE_BACKENDS"

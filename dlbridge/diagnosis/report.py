@@ -14,11 +14,9 @@ import tempfile
 import textwrap
 from typing import TYPE_CHECKING, Any, TextIO
 
-from dlbridge import ffi
-from dlbridge.core.plugins.registry import backend, backends, owner
-from dlbridge.core.public import public
-from dlbridge.core.values.text import bytes_text, table
+from dlbridge import backend, backends, ffi
 from dlbridge.errors import BackendUnavailable, Error
+from dlbridge.extending import bytes_text, html_table, provider_of, public_in
 from dlbridge.protocol import Backend, SupportsDeviceInfo
 
 from .trials import list_devices
@@ -44,7 +42,7 @@ PACKAGES = (
 )
 
 
-@public
+@public_in("dlbridge")
 class Info:
     """A report about this machine, made by `dlbridge.info`. It prints itself.
 
@@ -90,7 +88,7 @@ class Info:
             *((names, "", why, "", "") for names, why in self._refused(False)),
         ]
         title = f"dlbridge {self.dlbridge}, {self.python}, {self.platform}"
-        return table(title, ("device", "kind", "name", "memory", "driver"), rows)
+        return html_table(title, ("device", "kind", "name", "memory", "driver"), rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report in plain values, for JSON.
@@ -175,7 +173,7 @@ class Info:
         return [(", ".join(names), reason) for reason, names in by_reason.items()]
 
 
-@public
+@public_in("dlbridge")
 def info() -> Info:
     """Return a report about this machine: versions, devices, and why others cannot be used.
 
@@ -234,7 +232,7 @@ def _tvm_ffi() -> str:
 
 def report_of(name: str) -> dict[str, Any]:
     """What `Info.backends` says about the backend *name*."""
-    report: dict[str, Any] = {"owner": owner(name)}
+    report: dict[str, Any] = {"owner": provider_of(name)}
     try:
         plugin = backend(name)
         devices = [_device(plugin, index) for index in range(plugin.device_count())]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 import dlbridge as bridge
-from dlbridge.core.plugins.registry import owner
 from dlbridge.errors import BackendError, BackendUnavailable, DeviceError, Error
+from dlbridge.extending import provider_of
 from dlbridge.protocol import SupportsDeviceInfo
 
 from .files import Finding, driver_files
@@ -123,7 +123,7 @@ def list_devices(names: Collection[str]) -> dict[str, dict[str, Any]]:
         ended = _run(["-c", _LIST, *left], LIMIT)
         for name, report in ended.marked or [(name, None) for name in left]:
             found[name] = report or {
-                "owner": owner(name),
+                "owner": provider_of(name),
                 "state": "broken",
                 "reason": f"its driver lists no devices: {_one_line(ended.how)}; "
                 f"leave it out: {way_out(name)}",

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from dlbridge import protocol
-
-# The members that the core checks when it loads a backend; users never need these functions.
-from dlbridge.core.plugins.contract import CONTRACTS, check_contract
+from dlbridge.extending import check_backend
 
 from .backend_base import SCENE, BackendCase, DeviceUnderTest, run_python
 
@@ -50,6 +48,9 @@ packages -= set(sys.stdlib_module_names)
 print("\\n".join(sorted(packages | (opened() | begun()) - before)))
 """
 
+CAPABILITIES = [getattr(protocol, name) for name in protocol.__all__ if name.startswith("Supports")]
+"""The protocols that a backend may satisfy beside `dlbridge.protocol.Backend`."""
+
 LIGHT = frozenset({"_cffi_backend", "cffi", "dlbridge", "pycparser", "typing_extensions"})
 """Packages beside the standard library that a backend's module may import at once."""
 
@@ -64,7 +65,7 @@ class ContractTests(BackendCase):
 
     def test_contract(self, backend: Any) -> None:
         """What dlbridge checks when it loads a backend: its version and type, members and facts."""
-        check_contract(backend, self.name, "the backend under test")
+        check_backend(backend, self.name, "the backend under test")
 
     def entry_point(self) -> EntryPoint:
         """The one that the registry would load."""
@@ -98,10 +99,11 @@ class ContractTests(BackendCase):
         assert isinstance(cls, type)
         inspect.signature(cls).bind()
 
-    @pytest.mark.parametrize("capability", list(CONTRACTS)[1:])
+    @pytest.mark.parametrize("capability", CAPABILITIES)
     def test_no_capability_is_half_there(self, backend: Any, capability: type) -> None:
         """A misspelt member would make dlbridge use another way silently."""
-        names = CONTRACTS[capability]
+        names = {*capability.__annotations__, *vars(capability)}
+        names = {name for name in names if not name.startswith("_")}
         missing = [name for name in names if not hasattr(backend, name)]
         assert len(missing) in (0, len(names)), f"{capability.__name__} lacks {missing}"
 

@@ -13,8 +13,7 @@ import pytest
 
 import dlbridge
 from dlbridge import DLDeviceType
-from dlbridge.core.plugins import registry
-from dlbridge.extending import CPU, Memory, tensor_on
+from dlbridge.extending import CPU, LOADED, Memory, tensor_on
 from dlbridge.protocol import ADDRESS_DEVICES, HOST_DEVICES, SupportsStreams
 
 from .backend_base import BackendCase, random_bytes
@@ -91,9 +90,8 @@ class PublicCase(BackendCase):
     @pytest.fixture
     def where(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> str:
         """The device string of the device under test, served by exactly this backend object."""
-        # A subclass may have made a backend object of its own. Public names cannot
-        # put it in the place of the loaded one, which users never need to do.
-        monkeypatch.setitem(registry.LOADED, self.name, backend)
+        # A subclass may have made a backend object of its own.
+        monkeypatch.setitem(LOADED, self.name, backend)
         return f"{self.name}:{self.device_id}"
 
     @pytest.fixture

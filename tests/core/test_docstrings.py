@@ -31,7 +31,7 @@ def public_things():
                 for member, value in vars(cls).items():
                     if not member.startswith("_"):
                         found[f"{name}.{member}"] = value
-    values = {"CPU", "MAX_NDIM"}
+    values = {"CPU", "INSTALLATION", "LOADED", "MAX_NDIM"}
     return found | {
         f"extending.{name}": getattr(extending, name)
         for name in extending.__all__

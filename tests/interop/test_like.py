@@ -12,7 +12,7 @@ from expected import backend_or_skip
 from peers import peer
 
 import dlbridge
-from dlbridge.core.libraries.lookup import find_description, known
+from dlbridge.core.libraries.lookup import find_description, known_libraries
 from dlbridge.core.tensor.array_tensor import tensor_on
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device
@@ -296,7 +296,7 @@ def test_types_that_a_library_has_not(like, name, way_out):
 
 def test_descriptions_have_our_names_of_types():
     """Another spelling would be a type that the library is said not to have."""
-    for library in map(find_description, known()):
+    for library in map(find_description, known_libraries()):
         for name in (library.types or frozenset()) | library.copied_types:
             assert dlbridge.dtype(name).name == name, library.name
 

@@ -12,7 +12,8 @@ from operator import attrgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from dlbridge.core.plugins.registry import HINTS, owner
+from dlbridge.core.plugins.registry import INSTALLATION, provider_of
+from dlbridge.core.public import for_guests
 from dlbridge.core.values.text import did_you_mean, with_article
 from dlbridge.errors import BackendError
 
@@ -56,8 +57,21 @@ def _small() -> dict[str, Library]:
     return found
 
 
-def known() -> tuple[str, ...]:
-    """The names of the libraries that are described here."""
+@for_guests
+def known_libraries() -> tuple[str, ...]:
+    """Return the names of the libraries whose arrays dlbridge describes itself.
+
+    Returns
+    -------
+    tuple of str
+        What ``like=`` calls them. Packages that describe others by entry point are not asked.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import known_libraries
+    >>> known_libraries()[:2]
+    ('numpy', 'torch')
+    """
     return *_FILES, *_small()
 
 
@@ -159,7 +173,7 @@ def is_known(name: str) -> bool:
     Then what is found for ``like=`` is kept. Another name is that of the module that is imported
     now, with the function that it has now: it may be reloaded, or be a test's double.
     """
-    return name in known() or (name not in _NO_LIBRARY and _of_others(name) is not None)
+    return name in known_libraries() or (name not in _NO_LIBRARY and _of_others(name) is not None)
 
 
 def find_library(like: object) -> tuple[Library, Callable[[Tensor], Any]]:
@@ -207,15 +221,17 @@ def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
     except (ModuleNotFoundError, TypeError) as exc:
         if isinstance(exc, ModuleNotFoundError) and not f"{name}.".startswith(f"{exc.name}."):
             raise  # something that the module itself misses
-        if name in HINTS and not owner(name):  # also where `cuda` is that of NVIDIA's packages
+        if name in INSTALLATION and not provider_of(
+            name
+        ):  # also where `cuda` is that of NVIDIA's packages
             raise ModuleNotFoundError(
                 f"like={name!r}: that is a device, whose backend is not installed here; try: "
-                f"{HINTS[name]}",
+                f"{INSTALLATION[name]}",
                 name=name,
             ) from exc
         if isinstance(exc, TypeError):
             raise
-        hint = did_you_mean(name.partition(".")[0], known())
+        hint = did_you_mean(name.partition(".")[0], known_libraries())
         raise ModuleNotFoundError(
             f"like={name!r}: there is no module {name!r} here{hint}; install it, or name a library "
             f"that is installed ({', '.join(_installed())})",
@@ -226,7 +242,7 @@ def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
 def _installed() -> list[str]:
     """The libraries with arrays that are known and are here."""
     found = []
-    for name in known():
+    for name in known_libraries():
         with suppress(ImportError, ValueError):  # of the package that it is in
             library = find_description(name) if name in sys.modules or find_spec(name) else None
             if library is not None and library.arrays:

@@ -20,7 +20,7 @@ from dlbridge.core.public import for_guests, public
 from dlbridge.core.tensor.operand import require_compact
 from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
-from dlbridge.core.values.text import bytes_text, table
+from dlbridge.core.values.text import bytes_text, html_table
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Plan:
             (step.kind, step.source, step.target, bytes_text(step.nbytes), step.reason)
             for step in self.steps
         ]
-        return table(self._head(), ("step", "from", "to", "copied", "reason"), rows)
+        return html_table(self._head(), ("step", "from", "to", "copied", "reason"), rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan in plain values, for JSON.
@@ -458,7 +458,7 @@ class Trace:
 
     def _repr_html_(self) -> str:
         """Return the tables that a notebook shows."""
-        return "".join([*(plan._repr_html_() for plan in self.plans), table(self._total())])
+        return "".join([*(plan._repr_html_() for plan in self.plans), html_table(self._total())])
 
 
 class _Active(threading.local):

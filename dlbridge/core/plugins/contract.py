@@ -13,6 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from dlbridge import protocol
+from dlbridge.core.public import for_guests
 from dlbridge.core.values.devices import NUMBERED, DLDeviceType
 from dlbridge.errors import BackendError, Error
 from dlbridge.protocol import Facts
@@ -44,11 +45,32 @@ def type_of_name(name: str) -> DLDeviceType | None:
     return names.get(name.replace("_", ""))
 
 
-def check_contract(plugin: Backend, name: str, who: str) -> None:
-    """Check what can be seen without using *plugin*, which *who* provides as *name*.
+@for_guests
+def check_backend(plugin: Backend, name: str, who: str) -> None:
+    """Check what can be seen of a backend without using it, as dlbridge does when it loads one.
 
-    BackendError if it is not a backend of this version; FutureWarning if its
-    version is the next that dlbridge will not take any more.
+    Parameters
+    ----------
+    plugin : Backend
+        An object of the backend's class.
+    name : str
+        What devices are named by.
+    who : str
+        Who provides it, for messages.
+
+    Raises
+    ------
+    BackendError
+        If it is not a backend of this version of `dlbridge.protocol`.
+
+    Notes
+    -----
+    There is a FutureWarning if its version is the next that dlbridge will not take any more.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import check_backend
+    >>> check_backend(bridge.backend("cpu"), "cpu", "dlbridge itself")
     """
     entry = _Entry(plugin, name, who)
     if hasattr(plugin, "api"):  # another version may have other members

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dlbridge import protocol
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import increment_references, undisguised
-from dlbridge.core.public import public, typed
+from dlbridge.core.public import for_guests, public, typed
 from dlbridge.core.values.devices import type_names
 from dlbridge.core.values.text import did_you_mean
 from dlbridge.errors import BackendError, BackendUnavailable, DeviceError, DeviceMemoryError, Error
 from dlbridge.kit.resources import in_child, shared_lock
 from dlbridge.protocol import Allocation, Backend, ExportedMemory, Facts, NativeArray, Span
 
-from .contract import CONTRACTS, check_contract, type_of_name
+from .contract import CONTRACTS, check_backend, type_of_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -40,14 +40,16 @@ _FOLDERS = (
     "cuda cuda_host:cuda cuda_managed:cuda ext_dev:fake oneapi opencl rocm rocm_host:rocm vulkan "
     "webgpu"
 )
-HINTS = {
+INSTALLATION = {
     name: f"pip install backends/{folder or name}{SOURCE}"
     for name, _, folder in (pair.partition(":") for pair in _FOLDERS.split())
 }
-"""How the backends of this project are installed, by the name of the device."""
+"""How the backends of this project are installed: a command and where it works, by the name of the
+device."""
 
 LOADED: dict[str, Backend] = {}
-"""The backends that have been loaded, by name; filled by `backend`."""
+"""The backends that have been loaded, by name; `backend` fills it. Whoever walks through it takes a
+copy first: another thread may load one."""
 
 _registered: dict[str, type[Backend]] = {}
 # One lock per name: while one driver takes a second to open, other backends can
@@ -229,12 +231,31 @@ def register_backend(name: str, backend: type[Backend]) -> None:
     taken = name == BUILT_IN or name in _entry_points()
     if taken or _registered.setdefault(name, backend) is not backend:
         raise BackendError(
-            f"backend {name!r} is already provided by {owner(name)}; choose another name"
+            f"backend {name!r} is already provided by {provider_of(name)}; choose another name"
         )
 
 
-def owner(name: str) -> str:
-    """The provider of *name*: distribution and version, or the class registered by hand."""
+@for_guests
+def provider_of(name: str) -> str:
+    """Return who provides a backend; it is not loaded.
+
+    Parameters
+    ----------
+    name : str
+        That of the backend, installed or not.
+
+    Returns
+    -------
+    str
+        The distribution and its version, or the class that was registered by hand. Empty if
+        there is none.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import provider_of
+    >>> provider_of("cpu")
+    'dlbridge (built in)'
+    """
     if name in _registered:
         cls = _registered[name]
         return f"{cls.__module__}.{cls.__qualname__} (registered by hand)"
@@ -252,7 +273,7 @@ def _load(name: str) -> Backend:
         raise BackendError(
             f"{who} failed to load backend {name!r}: {type(exc).__name__}: {exc}"
         ) from exc
-    check_contract(plugin, name, who)
+    check_backend(plugin, name, who)
     return plugin
 
 
@@ -264,19 +285,25 @@ def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
             f"{os.environ['DLBRIDGE_BACKENDS']!r}; change or unset the variable"
         )
     if name in _registered:
-        return owner(name), lambda: _registered[name]
+        return provider_of(name), lambda: _registered[name]
     if name == BUILT_IN:  # no look at distributions, which takes longer than all else
         from .cpu import CPU
 
         return "dlbridge", lambda: CPU
     points = _entry_points()
     if BUILT_IN in points:
-        raise BackendError(f"{owner(BUILT_IN)} both provide {BUILT_IN!r}; uninstall all but one")
+        raise BackendError(
+            f"{provider_of(BUILT_IN)} both provide {BUILT_IN!r}; uninstall all but one"
+        )
     found = points.get(name, [])
     if not found:
-        hint = f"; try: {HINTS[name]}" if name in HINTS else did_you_mean(name, backends())
+        hint = (
+            f"; try: {INSTALLATION[name]}"
+            if name in INSTALLATION
+            else did_you_mean(name, backends())
+        )
         if name == "metal":
-            way = "use 'webgpu:0'" if "webgpu" in backends() else HINTS["webgpu"]
+            way = "use 'webgpu:0'" if "webgpu" in backends() else INSTALLATION["webgpu"]
             hint = f"; 'webgpu' works on Metal: {way}"
         elif not hint and name in type_names():
             hint = f"; `python -m dlbridge new-backend {name}` begins one"
@@ -288,11 +315,11 @@ def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
         )
     if not name.isidentifier():
         raise BackendError(
-            f"{owner(name)} provides a backend {name!r}, which no device string can name; the "
-            "entry point needs an identifier, such as 'my_npu'"
+            f"{provider_of(name)} provides a backend {name!r}, which no device string can name; "
+            "the entry point needs an identifier, such as 'my_npu'"
         )
     if len(found) > 1:
-        raise BackendError(f"{owner(name)} both provide {name!r}; uninstall all but one")
+        raise BackendError(f"{provider_of(name)} both provide {name!r}; uninstall all but one")
     return _distribution(found[0]), found[0].load
 
 
@@ -446,7 +473,9 @@ class Plugin:
             text = f"backend {self.name!r} failed in {member}: {type(exc).__name__}: {exc}"
             if isinstance(undisguised(exc) if isinstance(exc, ArgumentError) else exc, MemoryError):
                 raise DeviceMemoryError(text) from exc
-            raise BackendError(f"{text}; report it to {owner(self.name) or 'its authors'}") from exc
+            raise BackendError(
+                f"{text}; report it to {provider_of(self.name) or 'its authors'}"
+            ) from exc
         finally:
             # The traceback of *exc* holds this frame: a cycle would keep the tensor's memory.
             del exc

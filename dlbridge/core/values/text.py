@@ -8,12 +8,34 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NoReturn
 
+from dlbridge.core.public import for_guests
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+@for_guests
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """``" (did you mean 'opencl'?)"``, or nothing where no *known* name is like *word*."""
+    """Return a question for the end of a message about a name that is not known.
+
+    Parameters
+    ----------
+    word : object
+        What somebody wrote.
+    known : iterable of str
+        The names that there are.
+
+    Returns
+    -------
+    str
+        With a space at its beginning; empty where no known name is like *word*.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import did_you_mean
+    >>> did_you_mean("opnecl", ["cpu", "opencl"])
+    " (did you mean 'opencl'?)"
+    """
     if not isinstance(word, str):
         return ""
     from difflib import get_close_matches  # for messages only
@@ -27,6 +49,7 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     return f" (did you mean {names[close[0]]!r}?)" if close and names[close[0]] != word else ""
 
 
+@for_guests
 def with_article(name: str) -> str:
     """Return a name behind "a" or "an", for messages.
 
@@ -53,8 +76,26 @@ def with_article(name: str) -> str:
 _VOWEL_SOUND = re.compile(r"a|e|i|o(?!ne)|x|ml|un(?!i)|up", re.IGNORECASE)
 
 
+@for_guests
 def bytes_text(count: int) -> str:
-    """``"512 bytes"``, ``"1.5 MiB"``."""
+    """Return a number of bytes with its unit.
+
+    Parameters
+    ----------
+    count : int
+        The bytes, 0 or more.
+
+    Returns
+    -------
+    str
+        From 10,000 bytes on in powers of 1024.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import bytes_text
+    >>> bytes_text(512), bytes_text(3 << 19)
+    ('512 bytes', '1.5 MiB')
+    """
     if count < 10_000:
         return f"{count} bytes"
     size = count / 1024
@@ -65,8 +106,32 @@ def bytes_text(count: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def table(title: str, head: tuple[str, ...] = (), rows: Iterable[tuple[object, ...]] = ()) -> str:
-    """*title*, and a table of *rows* whose columns *head* names, as HTML."""
+@for_guests
+def html_table(
+    title: str, head: tuple[str, ...] = (), rows: Iterable[tuple[object, ...]] = ()
+) -> str:
+    """Return a title and a table as HTML, for ``_repr_html_``.
+
+    Parameters
+    ----------
+    title : str
+        The text above it.
+    head : tuple of str
+        The names of the columns. Without them there is no table.
+    rows : iterable of tuples
+        Their cells, as texts or what `str` makes texts of.
+
+    Returns
+    -------
+    str
+        What notebooks show. Nothing in it is taken for HTML.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import html_table
+    >>> html_table("sizes", ("name",), [("a<b",)])
+    '<p>sizes</p><table><tr><th>name</th></tr><tr><td>a&lt;b</td></tr></table>'
+    """
     from html import escape  # for notebooks only
 
     def line(tag: str, cells: tuple[object, ...]) -> str:

@@ -140,7 +140,7 @@ def test_register_by_hand():
     registry.register_backend("mine", Shared)  # the same again is the same
     assert "mine" in registry.backends()
     assert isinstance(registry.backend("mine"), Shared)
-    assert registry.owner("mine") == "plugin_shared.Shared (registered by hand)"
+    assert registry.provider_of("mine") == "plugin_shared.Shared (registered by hand)"
 
 
 @pytest.mark.parametrize("chosen", [None, "shared"])
@@ -222,13 +222,13 @@ def test_one_installation_seen_twice_is_one(tmp_path, monkeypatch):
     shutil.copytree(PLUGINS, copy)
     monkeypatch.syspath_prepend(str(copy))
     assert registry.backend("shared").device_type == 12
-    assert registry.owner("shared") == "dlbridge-shared 1.0"
+    assert registry.provider_of("shared") == "dlbridge-shared 1.0"
 
 
 def test_owner_names_distribution_and_version():
-    assert registry.owner("absent") == "dlbridge-absent 0.2"
-    assert registry.owner("twice") == "dlbridge-other-twin 2.0 and dlbridge-twin 1.0"
-    assert registry.owner("nobody") == ""
+    assert registry.provider_of("absent") == "dlbridge-absent 0.2"
+    assert registry.provider_of("twice") == "dlbridge-other-twin 2.0 and dlbridge-twin 1.0"
+    assert registry.provider_of("nobody") == ""
 
 
 def test_a_class_with_an_error_of_another_thread_is_tried_again():
