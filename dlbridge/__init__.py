@@ -71,6 +71,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 TYPE_CHECKING = False  # as in typing, whose import would take half of ours
 if TYPE_CHECKING:
     from . import ffi as ffi
+    from .api.anything import device_of as device_of
     from .api.creation import (
         empty as empty,
         empty_like as empty_like,
@@ -124,7 +125,6 @@ if TYPE_CHECKING:
     from .files.loading import TensorFile as TensorFile, load as load
     from .files.saving import save as save
     from .interop.accepting import accepts as accepts
-    from .interop.anything import device_of as device_of
     from .interop.array_interfaces import (
         from_cuda_array_interface as from_cuda_array_interface,
     )
@@ -146,7 +146,7 @@ _PUBLIC = {
     "files.loading": "TensorFile load",
     "files.saving": "save",
     "interop.array_interfaces": "from_cuda_array_interface",
-    "interop.anything": "device_of",
+    "api.anything": "device_of",
     "interop.exporter": "Exporter",
     "core.moves.host_views": "HostView",
     "core.moves.plans": "Plan Step Trace trace",

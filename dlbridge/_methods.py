@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .api.moving import to_device as to_device, way_to_host as way_to_host
     from .core.interfaces.dlpack import produce as produce
+    from .core.interfaces.native import to_native as to_native
     from .core.interfaces.own_table import table_capsule as table_capsule
     from .core.moves.host_views import host_view as host_view
     from .core.moves.printing import text_of as text_of
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         cuda_array_interface as cuda_array_interface,
     )
     from .interop.arrow import arrow_exporter as arrow_exporter
-    from .interop.native import to_native as to_native
     from .processes.pickles import (
         pickled as pickled,
         tobytes as tobytes,
@@ -40,7 +40,7 @@ _FUNCTIONS = {
     "interop.array_interfaces": "array_interface cuda_array_interface",
     "interop.arrow": "arrow_exporter",
     "core.interfaces.dlpack": "produce",
-    "interop.native": "to_native",
+    "core.interfaces.native": "to_native",
     "core.interfaces.own_table": "table_capsule",
     "core.moves.host_views": "host_view",
     "core.moves.printing": "text_of",

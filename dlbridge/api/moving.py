@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from dlbridge.api.anything import NUMBERS, import_anything, refuse_read_once
+from dlbridge.api.like import as_library
 from dlbridge.api.routes import ITSELF, ROUTES, Move, at_its_place, find_route
 from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.interfaces.dlpack import import_producer
@@ -23,9 +25,7 @@ from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import shares_places
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
-from dlbridge.interop.anything import NUMBERS, import_anything, refuse_read_once
 from dlbridge.interop.arrow import used_up
-from dlbridge.interop.like import as_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,6 +17,8 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.api.anything import import_anything, is_copied, is_read_once
+from dlbridge.api.like import Conversion
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of
@@ -41,9 +43,7 @@ from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.errors import BackendUnavailable, Error
-from dlbridge.interop.anything import import_anything, is_copied, is_read_once
 from dlbridge.interop.descriptions import to_native
-from dlbridge.interop.like import Conversion
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,6 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from dlbridge.api import moving
+from dlbridge.api.like import as_library
 from dlbridge.core.dlpack.capsules import Received, read_managed
 from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
@@ -34,6 +35,7 @@ from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import HARMLESS, address_in, immortal
 from dlbridge.core.interfaces.dlpack import as_tensor
+from dlbridge.core.interfaces.native import import_native, is_of_backend
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.tensor.exchange import adopt, order_consumer, own_export_of
@@ -42,8 +44,6 @@ from dlbridge.core.tensor.metadata import carrier_of, memory_under
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
-from dlbridge.interop.like import as_library
-from dlbridge.interop.native import import_native, is_of_backend
 from dlbridge.interop.torch import (
     LOWEST_USUAL,
     is_readonly_torch,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import numpy as np
 
 from dlbridge import astype, to_device
+from dlbridge.api.like import as_library
 from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.libraries.lookup import find_library
 from dlbridge.core.moves.copies import copy_elements, packed_bytes, part_of
@@ -26,7 +27,6 @@ from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DLDataTypeCode, check_dtype, dtype as as_dtype
 from dlbridge.errors import Error, ExchangeError, FileError
-from dlbridge.interop.like import as_library
 
 from . import gguf, npy, safetensors
 from .sharded import check_shards, shards_of

@@ -10,7 +10,9 @@ from functools import wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dlbridge.api.anything import device_of
 from dlbridge.api.moving import to_device
+from dlbridge.core.interfaces.native import import_native
 from dlbridge.core.libraries.library import Library, is_array_of
 from dlbridge.core.libraries.lookup import find_library, is_known, library_of
 from dlbridge.core.plugins.lookup import check_device
@@ -21,8 +23,6 @@ from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import from_numpy
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
-from dlbridge.interop.anything import device_of
-from dlbridge.interop.native import import_native
 
 if TYPE_CHECKING:
     from dlbridge.typing import AcceptsDecorator, DeviceLike

@@ -1,4 +1,4 @@
-"""dlbridge.interop.like: tensors as other libraries' arrays, with the same values or not at all."""
+"""dlbridge.api.like: tensors as other libraries' arrays, with the same values or not at all."""
 
 import sys
 import types
@@ -12,12 +12,12 @@ from expected import backend_or_skip
 from peers import peer
 
 import dlbridge
+from dlbridge.api.like import Conversion, as_library
 from dlbridge.core.libraries.lookup import find_description, known_libraries
 from dlbridge.core.tensor.array_tensor import tensor_on
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import ExchangeError
-from dlbridge.interop.like import Conversion, as_library
 
 LIBRARIES = ["dlbridge", "numpy", "torch", "jax", "tvm_ffi"]
 FOREIGN = ["torch", "jax", "tvm_ffi"]

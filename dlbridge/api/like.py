@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import unless_handler
+from dlbridge.core.interfaces.native import check_whole_elements
 from dlbridge.core.libraries.library import is_array_of, origin_of
 from dlbridge.core.libraries.lookup import find_library, is_known
 from dlbridge.core.moves.transfer import move, part_of_a_step
@@ -20,9 +21,7 @@ from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType, dtype as as_dtype
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
-from dlbridge.interop.native import check_whole_elements
-
-from .descriptions import SMALL, to_native as native_object
+from dlbridge.interop.descriptions import SMALL, to_native as native_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.dlpack import device_of_producer, import_producer, refuse_class
 from dlbridge.core.interfaces.lists import array_of
+from dlbridge.core.interfaces.native import import_native
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import importer_of, library_of
 from dlbridge.core.plugins.registry import known_backends
@@ -18,17 +19,15 @@ from dlbridge.core.tensor.array_tensor import wrap_array
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU, Device, type_names
 from dlbridge.errors import ExchangeError
-from dlbridge.protocol import CONTEXT_DEVICES
-
-from .array_interfaces import (
+from dlbridge.interop.array_interfaces import (
     NOTHING_TO_SHARE,
     from_array_interface,
     from_array_method,
     from_buffer,
     from_cuda_array_interface,
 )
-from .arrow import from_arrow, is_arrow, is_stream
-from .native import import_native
+from dlbridge.interop.arrow import from_arrow, is_arrow, is_stream
+from dlbridge.protocol import CONTEXT_DEVICES
 
 if TYPE_CHECKING:
     import numpy as np
