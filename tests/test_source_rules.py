@@ -36,7 +36,7 @@ LATE_GENERATORS = {
     "dlbridge/core/moves/plans.py",  # restores what its own thread had
     "dlbridge/processes/pickles.py",  # likewise
     "dlbridge/core/plugins/streams.py",  # likewise
-    "dlbridge/ffi/calls.py",  # does nothing in another thread
+    "dlbridge/ffi/streams.py",  # does nothing in another thread
 }
 
 # Tables of weakref, which call Python code when a thing ends (`remember` of dlbridge.kit.resources

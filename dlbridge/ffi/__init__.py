@@ -27,13 +27,7 @@ if TYPE_CHECKING:
     )
     from ._lib import library_path as library_path, version as version
     from .any import UNCHANGED as UNCHANGED, convert as convert
-    from .calls import (
-        BoundCall as BoundCall,
-        get_raw_stream as get_raw_stream,
-        use_raw_stream as use_raw_stream,
-        use_stream as use_stream,
-        use_torch_stream as use_torch_stream,
-    )
+    from .calls import BoundCall as BoundCall
     from .classes import (
         ObjectConvertible as ObjectConvertible,
         StructuralKey as StructuralKey,
@@ -61,6 +55,12 @@ if TYPE_CHECKING:
         system_lib as system_lib,
     )
     from .objects import Object as Object
+    from .streams import (
+        get_raw_stream as get_raw_stream,
+        use_raw_stream as use_raw_stream,
+        use_stream as use_stream,
+        use_torch_stream as use_torch_stream,
+    )
     from .structural import (
         get_first_structural_mismatch as get_first_structural_mismatch,
         structural_equal as structural_equal,
@@ -85,7 +85,8 @@ _NAMES: Final = {
     ".objects": "Object",
     ".errors": "Error register_error",
     ".tensors": "from_dlpack readonly",
-    ".calls": "BoundCall get_raw_stream use_raw_stream use_stream use_torch_stream",
+    ".streams": "get_raw_stream use_raw_stream use_stream use_torch_stream",
+    ".calls": "BoundCall",
     ".functions": """
         Function convert_func get_global_func get_global_func_metadata
         list_global_func_names register_global_func remove_global_func

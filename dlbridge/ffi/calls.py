@@ -1,73 +1,42 @@
-"""Calls: arguments packed into a frame, the frame passed to C, the result taken; streams.
-
-A *frame* is the memory of one call: a result and up to `FAST` arguments, and the
-Tensor objects that tensors are lent in. One frame lies ready; a call takes it and
-puts it back when its result is read, and whoever comes meanwhile, by recursion or
-in another thread, makes a new one. (A pool in a list costs 60 ns more for each
-call, a `threading.local` 50.) A call that fails leaves its frame to the collector.
-A bound call has a frame of its own, with nothing but a result, and puts it back always.
-A frame that lies ready has the result None, which is what a callee that returns
-nothing leaves, and keeps nothing.
-"""
+"""Calls: `Function.__call__` and `Function.bind`."""
 
 from __future__ import annotations
 
-import ctypes
 import linecache
 import re
 import sys
-import threading
-from array import array
-from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
 from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.implementation_details.python_api import memory, undisguised, word_at
-from dlbridge.core.interfaces.own_table import _managed_tensor_allocator as managed_tensor_allocator
-from dlbridge.core.plugins.lookup import plugin_of
-from dlbridge.core.plugins.streams import (
-    Begun,
-    begin_call,
-    end_blocks,
-    note_work,
-    use_stream as use_backend_stream,
-    user_stream,
-)
+from dlbridge.core.implementation_details.python_api import memory, word_at
 from dlbridge.core.tensor.array_tensor import ArrayTensor
-from dlbridge.core.values.devices import Device, device
-from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.errors import ExchangeError
 from dlbridge.interop.torch import LOWEST_USUAL, is_without_memory
 from dlbridge.kit.resources import shared_lock
 
-from ._lib import C, address, ffi, py
+from ._lib import C, ffi
 from .any import (
     HEADER,
     LAST_INDEX,
     OBJECT_BEGIN,
-    ByteArray,
     Handle,
-    Members,
     Temporaries,
     Unowned,
-    Work,
     lent_numpy,
     lent_torch,
-    made_with_gil,
-    new_place,
-    owned,
-    pack,
     pack_int,
     pack_str,
     packer_of,
     packers,
-    release,
     short_texts,
     unpack,
     untrack,
 )
 from .errors import drop_untaken, interrupted, raised, untaken
+from .frames import FAST, Frame, abandon, new_frame, new_memory, pack_frame, perform
+from .streams import on_streams
 from .tensors import (
     ALONE,
     TENSOR_WORDS,
@@ -79,374 +48,7 @@ from .tensors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-
-# The environment's table has a row for each type and a column for each id up to
-# the highest that was set; beyond any real device it would only take memory.
-_MAX_TYPE: Final = 1 << 10
-_MAX_INDEX: Final = 1 << 16
-_MAX_HANDLE: Final = sys.maxsize * 2 + 1
-
-
-def set_stream(device_type: int, device_id: int, stream: int) -> None:
-    """Set the stream of a device in this thread's environment.
-
-    Who wants to put the one before back has to read it first: after an interruption it is known
-    then, whether it was replaced or not.
-    """
-    if stream >= 1 << 64:  # the cast would take a part of it
-        raise ValueError(f"stream {stream:#x} is none: a handle has 64 bits")
-    if C.TVMFFIEnvSetStream(device_type, device_id, ffi.cast("void *", stream), ffi.NULL):
-        raise raised()
-
-
-def restore_stream(device_type: int, device_id: int, before: Any) -> None:
-    """Put back what ``TVMFFIEnvGetStream`` gave."""
-    if C.TVMFFIEnvSetStream(device_type, device_id, before, ffi.NULL):
-        raised()  # takes the error away: `set_stream` failed, too, and has replaced nothing
-
-
-def get_raw_stream(device_like: Any) -> int:
-    """The stream that a callee on a device sees now in this thread.
-
-    Parameters
-    ----------
-    device_like : Device or str
-        For example ``"cuda:0"``.
-
-    Returns
-    -------
-    int
-        The native handle; 0 is the default stream.
-
-    Examples
-    --------
-    >>> ffi.get_raw_stream("cuda:0")
-    0
-    """
-    where = device(device_like)
-    return int(ffi.cast("uintptr_t", C.TVMFFIEnvGetStream(where.type, where.index)))
-
-
-def _handle(stream: object) -> int | None:
-    """*stream* as a native handle; None if it is another kind of object."""
-    if isinstance(stream, ctypes.c_void_p):
-        return stream.value or 0
-    return stream if isinstance(stream, int) else None
-
-
-@contextmanager
-def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[None]:
-    """Show callees the native handle *stream* for a device, inside the block.
-
-    An argument on that device shows its own library's stream instead;
-    `use_stream` has precedence over that.
-
-    Parameters
-    ----------
-    device_like : Device or str
-        For example ``"cuda:0"``.
-    stream : int or ctypes.c_void_p
-        The native handle, for example a ``cudaStream_t``.
-
-    Raises
-    ------
-    TypeError
-        If *stream* is not a native handle.
-    ValueError
-        If it is an int that no pointer has.
-
-    Examples
-    --------
-    >>> with ffi.use_raw_stream("cuda:0", 0x1234):
-    ...     ffi.get_raw_stream("cuda:0") == 0x1234
-    True
-    """
-    where, handle = device(device_like), _handle(stream)
-    if handle is None:
-        raise TypeError(
-            f"stream must be an int or a ctypes.c_void_p, not {type(stream).__name__}; "
-            "use_stream takes the stream objects of a device's ecosystem"
-        )
-    if not 0 <= handle <= _MAX_HANDLE:
-        raise ValueError(
-            f"{handle:#x} is not a stream's native handle, which is a pointer: give an int from 0 "
-            f"to {_MAX_HANDLE:#x}"
-        )
-    if where.type >= _MAX_TYPE or where.index >= _MAX_INDEX:
-        raise ValueError(
-            f"{where} is outside the environment's table of devices (1024 types, 65536 ids)"
-        )
-    thread, before = threading.get_ident(), C.TVMFFIEnvGetStream(where.type, where.index)
-    try:
-        set_stream(where.type, where.index, handle)
-        yield
-    finally:
-        # Where a signal handler's exception cuts a generator off, it may end in another thread.
-        if threading.get_ident() == thread:
-            restore_stream(where.type, where.index, before)
-
-
-@contextmanager
-def use_stream(device_like: Any, stream: Any) -> Iterator[int]:
-    """Send work on a device to *stream* inside the block: callees' and dlbridge's own.
-
-    Parameters
-    ----------
-    device_like : Device or str
-        For example ``"cuda:0"``.
-    stream : object
-        A stream as the device's backend knows it (`dlbridge.use_stream`); for a
-        device without a backend a native handle.
-
-    Yields
-    ------
-    int
-        The native handle.
-
-    Raises
-    ------
-    BackendUnavailable
-        If the device has no backend and *stream* is not a native handle.
-
-    Examples
-    --------
-    >>> with ffi.use_stream("vpi:0", 0x1234) as handle:
-    ...     handle == ffi.get_raw_stream("vpi:0")
-    True
-    """
-    with ExitStack() as stack:
-        try:
-            handle = stack.enter_context(use_backend_stream(device_like, stream))
-        except BackendUnavailable:
-            native = _handle(stream)
-            if native is None:
-                raise
-            handle = native
-        stack.enter_context(use_raw_stream(device_like, handle))
-        yield handle
-
-
-@contextmanager
-def use_torch_stream(context: AbstractContextManager[Any] | None = None) -> Iterator[None]:
-    """Show callees torch's current CUDA stream inside the block.
-
-    Parameters
-    ----------
-    context : context manager, optional
-        A ``torch.cuda.stream(...)`` or ``torch.cuda.graph(...)`` to enter first.
-
-    Examples
-    --------
-    >>> with ffi.use_torch_stream(torch.cuda.stream(s)):  # doctest: +SKIP
-    ...     f(x)
-    """
-    import torch
-
-    with ExitStack() as stack:
-        if context is not None:
-            stack.enter_context(context)
-        current = torch.cuda.current_stream()
-        stack.enter_context(use_raw_stream(str(current.device), current.cuda_stream))
-        yield
-
-
-def _provide_allocator() -> None:
-    """Let ``TVMFFIEnvTensorAlloc`` allocate by our backends, unless somebody else does.
-
-    tvm_ffi sets another one in its thread during each of its own calls.
-    """
-    if not C.TVMFFIEnvGetDLPackManagedTensorAllocator():
-        pointer = ffi.cast("DLPackManagedTensorAllocator", managed_tensor_allocator)
-        if C.TVMFFIEnvSetDLPackManagedTensorAllocator(pointer, 1, ffi.NULL):
-            raise raised()
-
-
-_provide_allocator()
-
-
-# --- The memory of a call, and its end ---------------------------------------------
-
-FAST: Final = 6
-"""Arguments of a call that is unrolled; more of them take a loop."""
-
-Memory = tuple[memoryview, Any, Any]
-"""64-bit words, TVMFFIAny *arguments, TVMFFIAny *result."""
-
-Frame = tuple[memoryview, "memoryview[float]", Any, Any, list[Any], Temporaries]
-"""`Memory` with its words as doubles in the second place; the objects that lie ready
-for tensors, made when they are first needed; and what the arguments need."""
-
-
-def new_memory(count: int) -> Memory:
-    """Memory for *count* arguments: word 0 and 1 the result, then two for each."""
-    memory = ffi.new("TVMFFIAny[]", count + 1)
-    words = memoryview(ffi.buffer(memory)).cast("B").cast("q")
-    # Pointer arithmetic does not keep the array alive; the memoryview does.
-    return words, memory + 1, memory + 0
-
-
-def new_frame(count: int = FAST) -> Frame:
-    """A frame for *count* arguments."""
-    words, arguments, result = new_memory(count)
-    doubles = words.cast("B").cast("d")
-    return words, doubles, arguments, result, [None] * count, Temporaries()
-
-
-def pack_frame(arguments: Sequence[Any], keep: Temporaries) -> Memory:
-    """New memory with *arguments*, good while *keep* lives."""
-    count = len(arguments)
-    memory = new_memory(count)
-    words = memory[0]
-    if count > FAST and set(map(type, arguments)) == {int}:  # what large arrays are made of
-        try:
-            words[3::2] = memoryview(array("q", arguments))
-        except OverflowError:
-            pass  # a BigInt among them
-        else:
-            words[2::2] = memoryview(array("q", (_INT,)) * count)
-            return memory
-    for place, argument in enumerate(arguments, 1):
-        words[2 * place], words[2 * place + 1] = pack(argument, keep)
-    return memory
-
-
-def abandon(words: memoryview) -> None:
-    """Let go of the result in a frame, and of an error: an exception came before they were read.
-
-    So a result goes that a callee wrote before it failed, as in C++.
-    """
-    release(words)
-    if untaken:
-        drop_untaken()
-
-
-def perform(words: memoryview, function: Callable[..., int], *arguments: Any) -> tuple[int, int]:
-    """Call the C *function*, which writes its result into *words*: tag and payload, owned.
-
-    Every call ends so that is not made by the fast forms below, which say the same.
-    """
-    try:
-        try:
-            failed = function(*arguments)
-        except SystemError as error:
-            raise interrupted(error) from None
-        if failed:
-            raise raised()
-        if untaken:
-            drop_untaken()
-        tag = words[0]
-        return tag, owned(words) if OBJECT_BEGIN <= tag <= LAST_INDEX else words[1]
-    except BaseException as exc:  # its own, or one that came meanwhile
-        abandon(words)
-        if isinstance(exc, ctypes.ArgumentError):
-            raise undisguised(exc) from None
-        raise
-
-
-def call_with_gil(
-    function: int, arguments: Sequence[Any], keep: Temporaries | None = None
-) -> tuple[int, int]:
-    """Call a function that touches tables without a lock: the GIL is theirs.
-
-    The registry, the type table, and lists and dicts under change. Tag and payload, owned.
-    *keep*: that of the call for which the function makes an argument.
-    """
-    keep = Members() if keep is None else keep
-    words, first, result = pack_frame(arguments, keep)
-    place = address(first)
-    count = len(arguments)
-    return perform(words, py.TVMFFIFunctionCall, function, place, count, address(result))
-
-
-def ask(name: str, *arguments: Any) -> Any:
-    """The result of the library's own function *name*, with the GIL held."""
-    return unpack(*call_with_gil(builtin(name), arguments))
-
-
-_builtins: dict[str, Handle] = {}
-
-
-def builtin(name: str) -> Handle:
-    """The handle of a function of the library's own, kept."""
-    handle = _builtins.get(name)
-    if handle is None:
-        _status, handle = look_up(ByteArray(name))
-        if handle is None:
-            raise ValueError(f"this libtvm_ffi has no {name}")
-        _builtins[name] = handle
-    return handle
-
-
-def look_up(name: ByteArray) -> tuple[int, Handle | None]:
-    """The status of the look-up of a global function, and the function or None."""
-    return made_with_gil(new_place(), py.TVMFFIFunctionGetGlobal, name)
-
-
-def on_streams(streams: list[Work], *passed: Any) -> int:
-    """Call with the stream of every device in the environment; put them back after.
-
-    That is the one of `dlbridge.use_stream`, or else the first argument's. The call is a block of
-    `use_stream` for a stream of another library: our work in callbacks is behind what it has
-    queued, and our later work behind what it has got from the call.
-    """
-    before: dict[Device, tuple[int, Any]] = {}
-    begun: list[Begun] = []
-    try:
-        try:
-            return _on_streams(streams, before, begun, passed)
-        finally:
-            _put_back(before, begun)
-    except BaseException:  # a signal handler's may have cut off the first
-        _put_back(before, begun)
-        raise
-
-
-def _on_streams(streams: list[Work], before: Any, begun: list[Begun], passed: Any) -> int:
-    """`on_streams`, which notes in *before* and *begun* what is to be put back."""
-    others: list[tuple[Device, int, int]] = []
-    for device_type, device_id, stream in streams:
-        handle = stream()
-        if handle is None:
-            continue
-        device = Device.of(device_type, device_id)
-        if device not in before:
-            chosen = user_stream(device)
-            # Noted before it is replaced: an interruption may come between the two.
-            previous = C.TVMFFIEnvGetStream(device_type, device_id)
-            before[device] = (handle if chosen is None else chosen, previous)
-            set_stream(device_type, device_id, before[device][0])
-            if handle and chosen is None:
-                begin_call(device, handle, begun)
-        worked_on = before[device][0]
-        if handle != worked_on:  # another library's, which goes on behind the call
-            _order(device, worked_on, handle)
-            others.append((device, handle, worked_on))
-    try:
-        failed: int = C.TVMFFIFunctionCall(*passed)
-    finally:
-        for device, stream_of_other, worked_on in others:
-            _order(device, stream_of_other, worked_on)
-    if passed[-1].type_index >= OBJECT_BEGIN:  # of the result
-        for device, (worked_on, _) in before.items():
-            note_work(device, worked_on)
-    return failed
-
-
-def _put_back(before: dict[Device, tuple[int, Any]], begun: list[Begun]) -> None:
-    """Set the streams of before the call again; it may be done twice."""
-    for where, (_, previous) in before.items():
-        restore_stream(where.type, where.index, previous)
-    if begun:
-        end_blocks(begun)
-
-
-def _order(device: Device, stream: int, on: int) -> None:
-    """Make *stream* wait for *on*. BackendUnavailable where nothing here can."""
-    plugin = plugin_of(device)
-    if plugin.wait is not None:
-        plugin.wait(device.index, stream, on)
+    from collections.abc import Callable, Sequence
 
 
 class BoundCall(Protocol):

@@ -37,9 +37,9 @@ from .any import (
     unpack,
     view,
 )
-from .calls import ask, call_with_gil, new_memory, perform
 from .containers import Array, Dict, List, Map, Shape
 from .errors import Error, raised
+from .frames import ask, call_with_gil, new_memory, perform
 from .functions import Function, annotation_of, parse, signature_of
 from .modules import Module
 from .objects import MAX_DEPTH, Object, bounded, checked, handle_of, remember

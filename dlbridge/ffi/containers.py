@@ -26,8 +26,8 @@ from dlbridge.kit.resources import shared_lock
 
 from ._lib import C, address, ffi, py
 from .any import HEADER, OBJECT_BEGIN, Handle, Members, convert, pack, unpack, untrack, view
-from .calls import ask, builtin, call_with_gil
 from .errors import Error, raised
+from .frames import ask, builtin, call_with_gil
 from .functions import NO_DEFAULT, Function
 from .modules import Module
 from .objects import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .calls import ask
 from .classes import Field, TypeInfo, register_object
 from .containers import Array, Dict, List, Map
+from .frames import ask
 from .objects import Object
 
 if TYPE_CHECKING:

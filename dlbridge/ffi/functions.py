@@ -17,8 +17,9 @@ from dlbridge.errors import ExchangeError
 
 from ._lib import C, address, destructor, ffi, py
 from .any import HEADER, ByteArray, Temporaries, made, new_place, pack, release, view
-from .calls import BoundCall, ask, bind, call_keeping, fast_call, look_up
+from .calls import BoundCall, bind, call_keeping, fast_call
 from .errors import raised, set_raised, untaken
+from .frames import ask, look_up
 from .objects import Object, handle_of, with_owner, wrap
 from .tensors import OfOneDevice, converter, readonly
 

@@ -15,8 +15,8 @@ from dlbridge.core.values.text import did_you_mean
 
 from . import functions
 from ._lib import address, ffi, py
-from .calls import ask
 from .errors import raised
+from .frames import ask
 from .functions import Function, check_symbol, described, get_global_func, list_global_func_names
 from .objects import Object
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from dlbridge.core.public import public_in
 
-from .calls import ask
 from .classes import StructuralKey
+from .frames import ask
 from .objects import checked
 
 __all__ = [

@@ -11,7 +11,7 @@ from producers import DEVICES, STREAMS, DeviceTensor, StreamTensor, TableTensor,
 
 import dlbridge
 from dlbridge import ffi
-from dlbridge.ffi import calls
+from dlbridge.ffi import streams as environment
 
 
 @pytest.fixture
@@ -162,7 +162,9 @@ def test_use_stream_without_a_backend(look):
     assert ffi.get_raw_stream(dlbridge.Device.of(8, 0)) == 0
 
 
-@pytest.mark.parametrize("function", [calls.on_streams, calls._on_streams, calls._put_back])
+@pytest.mark.parametrize(
+    "function", [environment.on_streams, environment._on_streams, environment._put_back]
+)
 def test_an_interruption_of_a_call_leaves_no_stream(look, function):
     tensors = TableTensor((2, 0)), TableTensor((2, 1)), TableTensor((2, 0))
     left = at_each_step([function], lambda: look(*tensors), streams)
@@ -196,7 +198,7 @@ class Recorder:
 def test_two_streams_of_one_device(look, monkeypatch):
     """The callee works on the first one's, after what is on the second's, which goes on behind."""
     recorder = Recorder()
-    monkeypatch.setattr(calls, "plugin_of", lambda _device: recorder)
+    monkeypatch.setattr(environment, "plugin_of", lambda _device: recorder)
     assert look(TableTensor((2, 0)), StreamTensor((2, 0))) == {(2, 0): 0x1234}
     assert recorder.waits == [(0, 0x1234, 0xBEEF), (0, 0xBEEF, 0x1234)]
     assert look(TableTensor((2, 0)), TableTensor((2, 0)), TableTensor((2, 1))) == {

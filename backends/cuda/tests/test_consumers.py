@@ -22,7 +22,7 @@ from dlbridge.core.dlpack import foreign_tables
 from dlbridge.core.dlpack.foreign_tables import NAMES, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
 from dlbridge.core.plugins.streams import begin_block, begin_call, end_blocks
-from dlbridge.ffi import calls, tensors
+from dlbridge.ffi import streams, tensors
 from dlbridge.protocol import Span
 
 N = 1 << 16
@@ -398,7 +398,7 @@ def test_a_call_in_a_callback_goes_to_the_stream_of_its_own_argument(fake, cuda,
 
 def test_an_interruption_of_a_call_leaves_no_block(fake, cuda):
     """Also while its exception is treated, or kept: our work must not go to another's stream."""
-    steps = calls._on_streams, calls._put_back, begin_call, begin_block, end_blocks
+    steps = streams._on_streams, streams._put_back, begin_call, begin_block, end_blocks
     with stream() as first, stream() as second:
         arguments = Theirs(on_device(OLD), first), Theirs(on_device(OLD), second), on_device(OLD)
         call = ffi.convert_func(lambda *each: each[0])
