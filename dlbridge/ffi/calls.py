@@ -36,16 +36,9 @@ from .any import (
 )
 from .errors import drop_untaken, interrupted, raised, untaken
 from .frames import FAST, Frame, abandon, new_frame, new_memory, pack_frame, perform
+from .lending import ALONE, TENSOR_WORDS, on_torchs_stream, ready_tensor
 from .streams import on_streams
-from .tensors import (
-    ALONE,
-    TENSOR_WORDS,
-    HostHandle,
-    name_argument,
-    on_torchs_stream,
-    pack_own,
-    ready_tensor,
-)
+from .tensors import HostHandle, name_argument, pack_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,26 +5,17 @@ and torch's by the C exchange tables, other libraries' by ``__dlpack__``, native
 objects of a backend (an array of pyopencl) by that backend. The stream of every
 device that an argument lies on is noted for the call.
 
-To make an object for each argument of numpy or torch, and to delete it afterwards,
-takes longer than the call. So a call's frame keeps objects (`ReadyTensor`) of which it
-only writes the DLTensor. When the call has returned, the object's reference count
-tells whether the callee has kept it. If so, the callee owns the object and the
-argument that it describes, and the next call makes a new object.
-
 A ``DLTensor`` cannot say that its memory must not be written, and libtvm_ffi drops
 the flag of DLPack that does. So the caller has to say that a function reads only.
 """
 
 from __future__ import annotations
 
-import atexit
-import ctypes
-import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.api import moving
 from dlbridge.api.like import as_library
@@ -33,7 +24,6 @@ from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
 from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.implementation_details.python_api import HARMLESS, address_in, immortal
 from dlbridge.core.interfaces.dlpack import as_tensor
 from dlbridge.core.interfaces.native import import_native, is_of_backend
 from dlbridge.core.libraries.library import origin_of
@@ -67,6 +57,7 @@ from .any import (
     untrack,
 )
 from .errors import raised
+from .lending import is_lent_numpy
 from .objects import Argument, pack_opaque
 
 if TYPE_CHECKING:
@@ -75,7 +66,7 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.memory import Memory
     from dlbridge.typing import SupportsDLPack
 
-    from .any import Packer, Work
+    from .any import Packer
 
 
 _TENSOR: Final[int] = C.kTVMFFITensor
@@ -114,7 +105,7 @@ def tensor_rule(cls: type) -> Packer | None:
     if table is None:
         library = library_of(cls)
         declared = library is not None and library.immutable  # as its users know
-        if _is_lent_numpy(cls):
+        if is_lent_numpy(cls):
             lent_numpy.add(cls)
         return partial(_pack_producer, declared=True) if declared else _pack_producer
     torch = sys.modules.get("torch")
@@ -432,97 +423,6 @@ def _wrapped(tensor: Tensor, table: ForeignTable) -> Any:
             # A library's 0 is its default stream.
             order_consumer(tensor, table.current_work_stream(tensor.device) or None)
     return table.wrap_export(own_export_of(tensor))
-
-
-ALONE: Final = 1 << 32 | 1
-"""The count of an object with one reference: the strong ones hold one weak reference."""
-_FREE: Final[int] = C.kTVMFFIObjectDeleterFlagBitMaskWeak
-
-_lent: Final[dict[int, tuple[Any, Any]]] = {}
-"""Address of an object -> its memory, and what holds the argument that it describes now.
-
-They live until libtvm_ffi calls the deleter, whoever drops the last reference.
-"""
-
-
-def _forget(key: int, flags: int, _lent: dict[int, Any] = _lent, _free: int = _FREE) -> None:
-    # No call: see `destructor`. Without _FREE weak references remain, which need the memory.
-    if flags & _free:
-        del _lent[key]
-
-
-_deleters: Final = [address(destructor("void(*)(void *, int)", _forget, "void(intptr_t, int32_t)"))]
-
-
-TENSOR_WORDS: Final = ffi.sizeof("DLTensor") // 8
-
-
-ReadyTensor = tuple[Any, Any, "memoryview[int]", "memoryview[int]", int, Handle]
-"""A Tensor object in memory of ours, in which a call lends a tensor. In this order:
-
-what refers to the tensor (a ``ctypes.py_object``); that and the place of the DLTensor, as torch's
-function takes them; the object's memory as words; the same as bytes; its address; our reference
-to it. If the last goes, with a frame that a failed call has left, the object lives as long as the
-references of others.
-"""
-
-
-def ready_tensor(tensors: list[Any], place: int) -> ReadyTensor:
-    """A new object at *place* of a frame's *tensors*."""
-    own = ffi.new("int64_t[]", HEADER // 8 + TENSOR_WORDS)
-    words = memoryview(ffi.buffer(own)).cast("B").cast("q")
-    words[0], words[1], words[2] = ALONE, C.kTVMFFITensor, _deleters[-1]
-    at, argument = address(own), ctypes.py_object(0)
-    filling = argument, ctypes.c_void_p(at + HEADER)
-    entry, handle = (own, argument), cast("Handle", Unowned(at))
-    # From here on the deleter forgets the entry.
-    _lent[at], handle.__class__ = entry, Handle
-    untrack(handle)
-    made = tensors[place] = argument, filling, words, words.cast("B"), at, handle
-    return made
-
-
-@atexit.register
-def _at_exit() -> None:
-    # C may drop a reference after Python has ended. It reads the deleter then.
-    _deleters.append(HARMLESS)
-    for own, _argument in list(immortal(_lent).values()):
-        own[2] = HARMLESS
-
-
-def _is_lent_numpy(cls: type) -> bool:
-    """Whether a call lends instances of *cls* by what numpy's DLTensor says."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or cls is not numpy.ndarray:
-        return False
-    # Objects of libtvm_ffi always have strides; numpy 2.2 gives compact arrays none.
-    capsule = numpy.zeros(1).__dlpack__(max_version=DLPACK_VERSION)
-    managed = ffi.cast("DLManagedTensorVersioned *", address_in(capsule))
-    return bool(managed.dl_tensor.strides)
-
-
-def on_torchs_stream(value: Any, where: int, keep: Temporaries) -> None:
-    """Note that torch's *value*, which a call lends, lies on a device: the word *where* says which.
-
-    The call goes to torch's stream, once for all its tensors on the device.
-    """
-    keep.append(value)
-    work = _torchs_work.get(where) or _torchs_work.setdefault(where, _work_of_torch(where))
-    if work not in (keep.streams or ()):
-        keep.on_device(*work)
-
-
-def _work_of_torch(where: int) -> Work:
-    device = Device.of(*_TYPE_AND_NUMBER.unpack(where.to_bytes(8, sys.byteorder, signed=True)))
-    table = table_of(sys.modules["torch"].Tensor)
-    assert table is not None  # it has written the DLTensor
-    return device.type, device.index, partial(table.current_work_stream, device)
-
-
-_torchs_work: dict[int, Work] = {}
-"""Word of a DLTensor that says the device -> what `Temporaries.streams` has of torch's there."""
-
-_TYPE_AND_NUMBER: Final = struct.Struct("=ii")
 
 
 _DEVICE_OF_OBJECT: Final = HEADER + ffi.offsetof("DLTensor", "device")

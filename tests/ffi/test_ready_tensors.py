@@ -14,7 +14,7 @@ from dlbridge import ExchangeError, ffi
 from dlbridge.conformance.cases import in_threads
 from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
-from dlbridge.ffi.tensors import _lent, ready_tensor
+from dlbridge.ffi.lending import _lent, ready_tensor
 
 
 def torch_vector(start):

@@ -1,0 +1,119 @@
+"""Tensors that are lent to one call: the objects in which a frame lends them.
+
+To make an object for each argument of numpy or torch, and to delete it afterwards,
+takes longer than the call. So a call's frame keeps objects (`ReadyTensor`) of which it
+only writes the DLTensor. When the call has returned, the object's reference count
+tells whether the callee has kept it. If so, the callee owns the object and the
+argument that it describes, and the next call makes a new object.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import struct
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from dlbridge.core.dlpack.foreign_tables import table_of
+from dlbridge.core.dlpack.structs import DLPACK_VERSION
+from dlbridge.core.implementation_details.python_api import HARMLESS, address_in, immortal
+from dlbridge.core.values.devices import Device
+
+from ._lib import C, address, destructor, ffi
+from .any import HEADER, Handle, Temporaries, Unowned, untrack
+
+if TYPE_CHECKING:
+    from .any import Work
+
+
+ALONE: Final = 1 << 32 | 1
+"""The count of an object with one reference: the strong ones hold one weak reference."""
+_FREE: Final[int] = C.kTVMFFIObjectDeleterFlagBitMaskWeak
+
+_lent: Final[dict[int, tuple[Any, Any]]] = {}
+"""Address of an object -> its memory, and what holds the argument that it describes now.
+
+They live until libtvm_ffi calls the deleter, whoever drops the last reference.
+"""
+
+
+def _forget(key: int, flags: int, _lent: dict[int, Any] = _lent, _free: int = _FREE) -> None:
+    # No call: see `destructor`. Without _FREE weak references remain, which need the memory.
+    if flags & _free:
+        del _lent[key]
+
+
+_deleters: Final = [address(destructor("void(*)(void *, int)", _forget, "void(intptr_t, int32_t)"))]
+
+
+TENSOR_WORDS: Final = ffi.sizeof("DLTensor") // 8
+
+
+ReadyTensor = tuple[Any, Any, "memoryview[int]", "memoryview[int]", int, Handle]
+"""A Tensor object in memory of ours, in which a call lends a tensor. In this order:
+
+what refers to the tensor (a ``ctypes.py_object``); that and the place of the DLTensor, as torch's
+function takes them; the object's memory as words; the same as bytes; its address; our reference
+to it. If the last goes, with a frame that a failed call has left, the object lives as long as the
+references of others.
+"""
+
+
+def ready_tensor(tensors: list[Any], place: int) -> ReadyTensor:
+    """A new object at *place* of a frame's *tensors*."""
+    own = ffi.new("int64_t[]", HEADER // 8 + TENSOR_WORDS)
+    words = memoryview(ffi.buffer(own)).cast("B").cast("q")
+    words[0], words[1], words[2] = ALONE, C.kTVMFFITensor, _deleters[-1]
+    at, argument = address(own), ctypes.py_object(0)
+    filling = argument, ctypes.c_void_p(at + HEADER)
+    entry, handle = (own, argument), cast("Handle", Unowned(at))
+    # From here on the deleter forgets the entry.
+    _lent[at], handle.__class__ = entry, Handle
+    untrack(handle)
+    made = tensors[place] = argument, filling, words, words.cast("B"), at, handle
+    return made
+
+
+@atexit.register
+def _at_exit() -> None:
+    # C may drop a reference after Python has ended. It reads the deleter then.
+    _deleters.append(HARMLESS)
+    for own, _argument in list(immortal(_lent).values()):
+        own[2] = HARMLESS
+
+
+def is_lent_numpy(cls: type) -> bool:
+    """Whether a call lends instances of *cls* by what numpy's DLTensor says."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or cls is not numpy.ndarray:
+        return False
+    # Objects of libtvm_ffi always have strides; numpy 2.2 gives compact arrays none.
+    capsule = numpy.zeros(1).__dlpack__(max_version=DLPACK_VERSION)
+    managed = ffi.cast("DLManagedTensorVersioned *", address_in(capsule))
+    return bool(managed.dl_tensor.strides)
+
+
+def on_torchs_stream(value: Any, where: int, keep: Temporaries) -> None:
+    """Note that torch's *value*, which a call lends, lies on a device: the word *where* says which.
+
+    The call goes to torch's stream, once for all its tensors on the device.
+    """
+    keep.append(value)
+    work = _torchs_work.get(where) or _torchs_work.setdefault(where, _work_of_torch(where))
+    if work not in (keep.streams or ()):
+        keep.on_device(*work)
+
+
+def _work_of_torch(where: int) -> Work:
+    device = Device.of(*_TYPE_AND_NUMBER.unpack(where.to_bytes(8, sys.byteorder, signed=True)))
+    table = table_of(sys.modules["torch"].Tensor)
+    assert table is not None  # it has written the DLTensor
+    return device.type, device.index, partial(table.current_work_stream, device)
+
+
+_torchs_work: dict[int, Work] = {}
+"""Word of a DLTensor that says the device -> what `Temporaries.streams` has of torch's there."""
+
+_TYPE_AND_NUMBER: Final = struct.Struct("=ii")
