@@ -15,9 +15,10 @@ from dlbridge.core.tensor.array_tensor import expire_lent
 from dlbridge.core.values.text import did_you_mean
 from dlbridge.errors import ExchangeError
 
+from ._calls import call
 from ._lib import C, address, destructor, ffi, py
 from .any import HEADER, ByteArray, Temporaries, made, new_place, pack, release, view
-from .calls import BoundCall, bind, call_keeping, fast_call
+from .calls import BoundCall, bind, call_keeping
 from .errors import raised, set_raised, untaken
 from .frames import ask, look_up
 from .objects import Object, handle_of, with_owner, wrap
@@ -334,7 +335,7 @@ class Function(Object):
             """Call the function; its metadata may name the parameters."""
 
     else:
-        __call__ = fast_call()
+        __call__ = call
 
     def __repr__(self) -> str:
         name = getattr(self, "_name", "")

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from dlbridge.core.dlpack.foreign_tables import table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
-from dlbridge.core.implementation_details.python_api import HARMLESS, address_in, immortal
+from dlbridge.core.implementation_details.python_api import HARMLESS, address_in, immortal, word_at
 from dlbridge.core.values.devices import Device
+from dlbridge.interop.torch import LOWEST_USUAL
 
 from ._lib import C, address, destructor, ffi
 from .any import HEADER, Handle, Temporaries, Unowned, untrack
@@ -48,7 +49,23 @@ def _forget(key: int, flags: int, _lent: dict[int, Any] = _lent, _free: int = _F
 _deleters: Final = [address(destructor("void(*)(void *, int)", _forget, "void(intptr_t, int32_t)"))]
 
 
-TENSOR_WORDS: Final = ffi.sizeof("DLTensor") // 8
+# What the calls (`_calls.py`) read and write. In words: the device and the DLTensor of an object;
+# what a DLManagedTensorVersioned has, and a capsule, in `memory`.
+_TENSOR_WORDS: Final = ffi.sizeof("DLTensor") // 8
+DEVICE_WORD: Final = (HEADER + ffi.offsetof("DLTensor", "device")) // 8
+OF_OBJECT: Final = slice(HEADER // 8, HEADER // 8 + _TENSOR_WORDS)
+FLAGS_WORD: Final = word_at(ffi.offsetof("DLManagedTensorVersioned", "flags"))
+TENSOR_WORD: Final = word_at(ffi.offsetof("DLManagedTensorVersioned", "dl_tensor"))
+TENSOR_END: Final = TENSOR_WORD + _TENSOR_WORDS
+POINTER_WORD: Final = word_at(object.__basicsize__)
+CPU: Final[int] = C.kDLCPU  # number 0 of them: the high half of the word
+# In bytes: the code of the dtype of an object.
+CODE_AT: Final = HEADER + ffi.offsetof("DLTensor", "dtype")
+COMPLEX: Final[int] = C.kDLComplex
+# The byte of the data that is 0 below `LOWEST_USUAL`: to compare all of it would cost 10 ns more.
+HIGH_OF_DATA: Final = (
+    HEADER + ffi.offsetof("DLTensor", "data") + LOWEST_USUAL.to_bytes(8, sys.byteorder).index(1)
+)
 
 
 ReadyTensor = tuple[Any, Any, "memoryview[int]", "memoryview[int]", int, Handle]
@@ -63,7 +80,7 @@ references of others.
 
 def ready_tensor(tensors: list[Any], place: int) -> ReadyTensor:
     """A new object at *place* of a frame's *tensors*."""
-    own = ffi.new("int64_t[]", HEADER // 8 + TENSOR_WORDS)
+    own = ffi.new("int64_t[]", HEADER // 8 + _TENSOR_WORDS)
     words = memoryview(ffi.buffer(own)).cast("B").cast("q")
     words[0], words[1], words[2] = ALONE, C.kTVMFFITensor, _deleters[-1]
     at, argument = address(own), ctypes.py_object(0)

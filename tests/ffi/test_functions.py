@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import inspect
+import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import ROOT, finished
 
 from dlbridge import ffi
 from dlbridge.conformance.cases import in_threads
-from dlbridge.ffi import calls
+from dlbridge.ffi._calls import call_many
 
 
 @pytest.fixture
@@ -370,7 +374,7 @@ def seen(*arguments):
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=len)
 def test_all_forms_of_a_call_do_the_same(arguments):
     f = ffi.convert_func(seen)
-    slow = repr(calls.call(f, *arguments))
+    slow = repr(call_many(f, *arguments))
     for _ in range(3):  # a frame is used again
         assert repr(f(*arguments)) == slow
     step = f.bind(*arguments)
@@ -381,23 +385,24 @@ def test_all_forms_of_a_call_do_the_same(arguments):
 def test_all_forms_of_a_call_fail_alike(testing, arguments):
     f = testing("test_raise_error")
     found = []
-    for step in [lambda: calls.call(f, *arguments), lambda: f(*arguments), f.bind(*arguments)] * 2:
+    for step in [lambda: call_many(f, *arguments), lambda: f(*arguments), f.bind(*arguments)] * 2:
         with pytest.raises((KeyError, TypeError)) as caught:
             step()
         found.append((type(caught.value), str(caught.value)))
     assert len(set(found)) == 1
 
 
-def test_without_its_source_a_call_is_slow(monkeypatch, testing):
-    monkeypatch.setattr(calls.linecache, "getlines", lambda _file: [])
-    calls.generated.cache_clear()
-    try:
-        assert calls.fast_call() is calls.call
-        step = testing("add_one").bind(41)
-        assert [step(), step()] == [42, 42]
-        step.replace(0, 1)
-        assert step() == 2
-        with pytest.raises(KeyError):
-            testing("test_raise_error").bind("KeyError", "text")()
-    finally:
-        calls.generated.cache_clear()
+def test_the_calls_are_as_the_generator_writes_them():
+    done = finished(Path("ffi_calls"), "--check", cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+
+
+def test_an_edit_of_the_calls_by_hand_is_seen(tmp_path):
+    for name in ("ffi_calls/__main__.py", "dlbridge/ffi/_calls.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    edited = (tmp_path / "dlbridge/ffi/_calls.py").read_text().replace("lent += 1", "lent += 2", 1)
+    (tmp_path / "dlbridge/ffi/_calls.py").write_text(edited)
+    done = finished(Path("ffi_calls"), "--check", cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.search(r"^- +lent \+= 2$", done.stdout, re.MULTILINE), done.stdout

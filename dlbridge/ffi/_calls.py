@@ -1,0 +1,687 @@
+"""The calls in all their forms, written by ``python ffi_calls``: change the text there, not here.
+
+It is the same call four times: `call` is `Function.__call__`, with up to six arguments, each packed
+by lines of its own; `call_many` packs any number in a loop; `bound` makes the calls of
+`Function.bind`, whose arguments are packed already, and `silent` those of functions that return
+nothing. The steps are the same lines in each form, as to call a function takes 60 ns. What the
+lines of its own for each argument save: a call with three integers takes 780 ns, and 890 by a loop,
+with three Tensors 910 and 1280, with three tensors of torch 3470 and 4280 (CPython 3.11).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
+from dlbridge.core.implementation_details.handlers import unless_handler
+from dlbridge.core.implementation_details.python_api import memory
+from dlbridge.core.tensor.array_tensor import ArrayTensor
+from dlbridge.interop.torch import is_without_memory
+
+from .any import (
+    LAST_INDEX,
+    OBJECT_BEGIN,
+    Handle,
+    Unowned,
+    lent_numpy,
+    lent_torch,
+    pack_int,
+    pack_str,
+    packer_of,
+    packers,
+    short_texts,
+    unpack,
+)
+from .errors import drop_untaken, interrupted, raised, untaken
+from .frames import CALL, FLOAT, INT, TENSOR, Frame, Memory, abandon, new_frame
+from .lending import (
+    ALONE,
+    CODE_AT,
+    COMPLEX,
+    CPU,
+    DEVICE_WORD,
+    FLAGS_WORD,
+    HIGH_OF_DATA,
+    OF_OBJECT,
+    POINTER_WORD,
+    TENSOR_END,
+    TENSOR_WORD,
+    on_torchs_stream,
+    ready_tensor,
+)
+from .streams import on_streams
+from .tensors import HostHandle, name_argument, pack_own
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MISSING: Final = object()
+
+# The frame that lies ready is claimed in one statement without a call, so that no other thread,
+# signal handler or trace function comes between reading and writing. (A list and no variable:
+# CPython before 3.13 writes a traced frame's variables back, bpo-30744.)
+ready: Final[list[Frame | None]] = [new_frame(6)]
+
+
+def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3: Any = MISSING, a4: Any = MISSING, a5: Any = MISSING, /, *rest: Any) -> Any:
+    """Call the Function *self*."""
+    if rest:
+        return call_many(self, a0, a1, a2, a3, a4, a5, *rest)
+    frame, ready[0] = ready[0], None
+    if frame is None:
+        frame = new_frame(6)
+    words, doubles, first, result, tensors, keep = frame
+    count = lent = 0
+    try:
+        if a0 is MISSING:
+            count = 0
+        else:
+            kind = type(a0)
+            if kind is int:
+                try:
+                    words[3] = a0
+                    words[2] = INT
+                except ValueError:
+                    words[2], words[3] = pack_int(a0, keep)
+            elif kind is ArrayTensor:
+                try:
+                    handle0 = a0._native
+                except AttributeError:  # not passed before
+                    handle0 = None
+                if type(handle0) is HostHandle:
+                    words[2] = TENSOR
+                    words[3] = handle0
+                else:
+                    words[2], words[3] = pack_own(a0, keep)
+            elif kind is float:
+                words[2] = FLOAT
+                doubles[3] = a0
+            elif kind is str:
+                words[2], words[3] = short_texts.get(a0) or pack_str(a0, keep)
+            elif a0 is None:
+                words[2] = words[3] = 0
+            else:
+                place = 0
+                if kind in lent_torch:
+                    is_neg, fill = lent_torch[kind]
+                    argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+                    argument.value = a0
+                    try:
+                        # Complex numbers may be lazily conjugated.
+                        refused = is_neg(a0) or fill(*places) or octets[CODE_AT] == COMPLEX
+                        if not octets[HIGH_OF_DATA] and not refused:  # NULL, and an offset
+                            refused = is_without_memory(a0)
+                        if own[DEVICE_WORD] != CPU and not refused:
+                            on_torchs_stream(a0, own[DEVICE_WORD], keep)
+                    except unless_handler(Exception):
+                        refused = True
+                    if refused:
+                        argument.value = 0
+                    else:
+                        place = at
+                elif kind in lent_numpy:
+                    try:
+                        capsule = a0.__dlpack__(max_version=DLPACK_VERSION)
+                    except unless_handler(Exception):
+                        capsule = None
+                    # As by `address_in`, whose call takes 40 ns.
+                    managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
+                    if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
+                        argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+                        own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
+                        argument.value = capsule
+                if place:
+                    lent += 1
+                    words[2] = TENSOR
+                    words[3] = place
+                else:  # the packer knows what to do, or says why nothing can be done
+                    packer = packers.get(kind) or packer_of(kind)
+                    words[2], words[3] = packer(a0, keep)
+            if a1 is MISSING:
+                count = 1
+            else:
+                kind = type(a1)
+                if kind is int:
+                    try:
+                        words[5] = a1
+                        words[4] = INT
+                    except ValueError:
+                        words[4], words[5] = pack_int(a1, keep)
+                elif kind is ArrayTensor:
+                    try:
+                        handle1 = a1._native
+                    except AttributeError:  # not passed before
+                        handle1 = None
+                    if type(handle1) is HostHandle:
+                        words[4] = TENSOR
+                        words[5] = handle1
+                    else:
+                        words[4], words[5] = pack_own(a1, keep)
+                elif kind is float:
+                    words[4] = FLOAT
+                    doubles[5] = a1
+                elif kind is str:
+                    words[4], words[5] = short_texts.get(a1) or pack_str(a1, keep)
+                elif a1 is None:
+                    words[4] = words[5] = 0
+                else:
+                    place = 0
+                    if kind in lent_torch:
+                        is_neg, fill = lent_torch[kind]
+                        argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+                        argument.value = a1
+                        try:
+                            # Complex numbers may be lazily conjugated.
+                            refused = is_neg(a1) or fill(*places) or octets[CODE_AT] == COMPLEX
+                            if not octets[HIGH_OF_DATA] and not refused:  # NULL, and an offset
+                                refused = is_without_memory(a1)
+                            if own[DEVICE_WORD] != CPU and not refused:
+                                on_torchs_stream(a1, own[DEVICE_WORD], keep)
+                        except unless_handler(Exception):
+                            refused = True
+                        if refused:
+                            argument.value = 0
+                        else:
+                            place = at
+                    elif kind in lent_numpy:
+                        try:
+                            capsule = a1.__dlpack__(max_version=DLPACK_VERSION)
+                        except unless_handler(Exception):
+                            capsule = None
+                        # As by `address_in`, whose call takes 40 ns.
+                        managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
+                        if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
+                            argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+                            own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
+                            argument.value = capsule
+                    if place:
+                        lent += 1
+                        words[4] = TENSOR
+                        words[5] = place
+                    else:  # the packer knows what to do, or says why nothing can be done
+                        packer = packers.get(kind) or packer_of(kind)
+                        words[4], words[5] = packer(a1, keep)
+                if a2 is MISSING:
+                    count = 2
+                else:
+                    kind = type(a2)
+                    if kind is int:
+                        try:
+                            words[7] = a2
+                            words[6] = INT
+                        except ValueError:
+                            words[6], words[7] = pack_int(a2, keep)
+                    elif kind is ArrayTensor:
+                        try:
+                            handle2 = a2._native
+                        except AttributeError:  # not passed before
+                            handle2 = None
+                        if type(handle2) is HostHandle:
+                            words[6] = TENSOR
+                            words[7] = handle2
+                        else:
+                            words[6], words[7] = pack_own(a2, keep)
+                    elif kind is float:
+                        words[6] = FLOAT
+                        doubles[7] = a2
+                    elif kind is str:
+                        words[6], words[7] = short_texts.get(a2) or pack_str(a2, keep)
+                    elif a2 is None:
+                        words[6] = words[7] = 0
+                    else:
+                        place = 0
+                        if kind in lent_torch:
+                            is_neg, fill = lent_torch[kind]
+                            argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+                            argument.value = a2
+                            try:
+                                # Complex numbers may be lazily conjugated.
+                                refused = is_neg(a2) or fill(*places) or octets[CODE_AT] == COMPLEX
+                                if not octets[HIGH_OF_DATA] and not refused:  # NULL, and an offset
+                                    refused = is_without_memory(a2)
+                                if own[DEVICE_WORD] != CPU and not refused:
+                                    on_torchs_stream(a2, own[DEVICE_WORD], keep)
+                            except unless_handler(Exception):
+                                refused = True
+                            if refused:
+                                argument.value = 0
+                            else:
+                                place = at
+                        elif kind in lent_numpy:
+                            try:
+                                capsule = a2.__dlpack__(max_version=DLPACK_VERSION)
+                            except unless_handler(Exception):
+                                capsule = None
+                            # As by `address_in`, whose call takes 40 ns.
+                            managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
+                            if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
+                                argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+                                own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
+                                argument.value = capsule
+                        if place:
+                            lent += 1
+                            words[6] = TENSOR
+                            words[7] = place
+                        else:  # the packer knows what to do, or says why nothing can be done
+                            packer = packers.get(kind) or packer_of(kind)
+                            words[6], words[7] = packer(a2, keep)
+                    if a3 is MISSING:
+                        count = 3
+                    else:
+                        kind = type(a3)
+                        if kind is int:
+                            try:
+                                words[9] = a3
+                                words[8] = INT
+                            except ValueError:
+                                words[8], words[9] = pack_int(a3, keep)
+                        elif kind is ArrayTensor:
+                            try:
+                                handle3 = a3._native
+                            except AttributeError:  # not passed before
+                                handle3 = None
+                            if type(handle3) is HostHandle:
+                                words[8] = TENSOR
+                                words[9] = handle3
+                            else:
+                                words[8], words[9] = pack_own(a3, keep)
+                        elif kind is float:
+                            words[8] = FLOAT
+                            doubles[9] = a3
+                        elif kind is str:
+                            words[8], words[9] = short_texts.get(a3) or pack_str(a3, keep)
+                        elif a3 is None:
+                            words[8] = words[9] = 0
+                        else:
+                            place = 0
+                            if kind in lent_torch:
+                                is_neg, fill = lent_torch[kind]
+                                argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+                                argument.value = a3
+                                try:
+                                    # Complex numbers may be lazily conjugated.
+                                    refused = is_neg(a3) or fill(*places) or octets[CODE_AT] == COMPLEX
+                                    if not octets[HIGH_OF_DATA] and not refused:  # NULL, and an offset
+                                        refused = is_without_memory(a3)
+                                    if own[DEVICE_WORD] != CPU and not refused:
+                                        on_torchs_stream(a3, own[DEVICE_WORD], keep)
+                                except unless_handler(Exception):
+                                    refused = True
+                                if refused:
+                                    argument.value = 0
+                                else:
+                                    place = at
+                            elif kind in lent_numpy:
+                                try:
+                                    capsule = a3.__dlpack__(max_version=DLPACK_VERSION)
+                                except unless_handler(Exception):
+                                    capsule = None
+                                # As by `address_in`, whose call takes 40 ns.
+                                managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
+                                if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
+                                    argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+                                    own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
+                                    argument.value = capsule
+                            if place:
+                                lent += 1
+                                words[8] = TENSOR
+                                words[9] = place
+                            else:  # the packer knows what to do, or says why nothing can be done
+                                packer = packers.get(kind) or packer_of(kind)
+                                words[8], words[9] = packer(a3, keep)
+                        if a4 is MISSING:
+                            count = 4
+                        else:
+                            kind = type(a4)
+                            if kind is int:
+                                try:
+                                    words[11] = a4
+                                    words[10] = INT
+                                except ValueError:
+                                    words[10], words[11] = pack_int(a4, keep)
+                            elif kind is ArrayTensor:
+                                try:
+                                    handle4 = a4._native
+                                except AttributeError:  # not passed before
+                                    handle4 = None
+                                if type(handle4) is HostHandle:
+                                    words[10] = TENSOR
+                                    words[11] = handle4
+                                else:
+                                    words[10], words[11] = pack_own(a4, keep)
+                            elif kind is float:
+                                words[10] = FLOAT
+                                doubles[11] = a4
+                            elif kind is str:
+                                words[10], words[11] = short_texts.get(a4) or pack_str(a4, keep)
+                            elif a4 is None:
+                                words[10] = words[11] = 0
+                            else:
+                                place = 0
+                                if kind in lent_torch:
+                                    is_neg, fill = lent_torch[kind]
+                                    argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+                                    argument.value = a4
+                                    try:
+                                        # Complex numbers may be lazily conjugated.
+                                        refused = is_neg(a4) or fill(*places) or octets[CODE_AT] == COMPLEX
+                                        if not octets[HIGH_OF_DATA] and not refused:  # NULL, and an offset
+                                            refused = is_without_memory(a4)
+                                        if own[DEVICE_WORD] != CPU and not refused:
+                                            on_torchs_stream(a4, own[DEVICE_WORD], keep)
+                                    except unless_handler(Exception):
+                                        refused = True
+                                    if refused:
+                                        argument.value = 0
+                                    else:
+                                        place = at
+                                elif kind in lent_numpy:
+                                    try:
+                                        capsule = a4.__dlpack__(max_version=DLPACK_VERSION)
+                                    except unless_handler(Exception):
+                                        capsule = None
+                                    # As by `address_in`, whose call takes 40 ns.
+                                    managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
+                                    if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
+                                        argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+                                        own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
+                                        argument.value = capsule
+                                if place:
+                                    lent += 1
+                                    words[10] = TENSOR
+                                    words[11] = place
+                                else:  # the packer knows what to do, or says why nothing can be done
+                                    packer = packers.get(kind) or packer_of(kind)
+                                    words[10], words[11] = packer(a4, keep)
+                            if a5 is MISSING:
+                                count = 5
+                            else:
+                                kind = type(a5)
+                                if kind is int:
+                                    try:
+                                        words[13] = a5
+                                        words[12] = INT
+                                    except ValueError:
+                                        words[12], words[13] = pack_int(a5, keep)
+                                elif kind is ArrayTensor:
+                                    try:
+                                        handle5 = a5._native
+                                    except AttributeError:  # not passed before
+                                        handle5 = None
+                                    if type(handle5) is HostHandle:
+                                        words[12] = TENSOR
+                                        words[13] = handle5
+                                    else:
+                                        words[12], words[13] = pack_own(a5, keep)
+                                elif kind is float:
+                                    words[12] = FLOAT
+                                    doubles[13] = a5
+                                elif kind is str:
+                                    words[12], words[13] = short_texts.get(a5) or pack_str(a5, keep)
+                                elif a5 is None:
+                                    words[12] = words[13] = 0
+                                else:
+                                    place = 0
+                                    if kind in lent_torch:
+                                        is_neg, fill = lent_torch[kind]
+                                        argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+                                        argument.value = a5
+                                        try:
+                                            # Complex numbers may be lazily conjugated.
+                                            refused = is_neg(a5) or fill(*places) or octets[CODE_AT] == COMPLEX
+                                            if not octets[HIGH_OF_DATA] and not refused:  # NULL, and an offset
+                                                refused = is_without_memory(a5)
+                                            if own[DEVICE_WORD] != CPU and not refused:
+                                                on_torchs_stream(a5, own[DEVICE_WORD], keep)
+                                        except unless_handler(Exception):
+                                            refused = True
+                                        if refused:
+                                            argument.value = 0
+                                        else:
+                                            place = at
+                                    elif kind in lent_numpy:
+                                        try:
+                                            capsule = a5.__dlpack__(max_version=DLPACK_VERSION)
+                                        except unless_handler(Exception):
+                                            capsule = None
+                                        # As by `address_in`, whose call takes 40 ns.
+                                        managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
+                                        if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
+                                            argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+                                            own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
+                                            argument.value = capsule
+                                    if place:
+                                        lent += 1
+                                        words[12] = TENSOR
+                                        words[13] = place
+                                    else:  # the packer knows what to do, or says why nothing can be done
+                                        packer = packers.get(kind) or packer_of(kind)
+                                        words[12], words[13] = packer(a5, keep)
+                                count = 6
+        pointer, call_c = self._pointer, CALL
+        if keep and keep.streams:
+            call_c = partial(on_streams, keep.streams)
+        try:
+            failed = call_c(pointer, first, count, result)
+        except SystemError as error:
+            raise interrupted(error) from None
+        if failed:
+            raise raised()
+        if untaken:
+            drop_untaken()
+        while lent:
+            lent -= 1
+            argument, _, own, _, _, _ = tensors[lent]
+            if own[0] == ALONE:
+                argument.value = 0  # not None, which ctypes does not store
+            else:  # the other references are the callee's
+                tensors[lent] = None
+        if keep:
+            keep.clear()
+            keep.streams = None
+        tag = words[0]
+        if not tag:
+            ready[0] = frame
+            return None
+        if tag == INT:
+            payload = words[1]
+            words[0] = words[1] = 0
+            ready[0] = frame
+            return payload
+        if OBJECT_BEGIN <= tag <= LAST_INDEX:
+            payload = Unowned(words[1])
+            # As in `owned`, whose call takes 50 ns.
+            payload.__class__, words[0] = Handle, 0  # type: ignore[assignment]
+        else:
+            payload = words[1]
+            words[0] = words[1] = 0
+    except BaseException as error:
+        abandon(words)
+        name_argument(error, (a0, a1, a2, a3, a4, a5))
+        raise
+    ready[0] = frame
+    return unpack(tag, payload)
+
+
+# What CPython says of a keyword begins with this name.
+call.__qualname__ = "a Function takes its arguments by position: Function.__call__"
+
+
+def call_many(self: Any, *arguments: Any) -> Any:
+    """Call the Function *self* with any number of arguments."""
+    frame = new_frame(len(arguments))
+    words, doubles, first, result, tensors, keep = frame
+    count = lent = 0
+    try:
+        for value in arguments:
+            kind = type(value)
+            if kind is int:
+                try:
+                    words[2 * count + 3] = value
+                    words[2 * count + 2] = INT
+                except ValueError:
+                    words[2 * count + 2], words[2 * count + 3] = pack_int(value, keep)
+            elif kind is ArrayTensor:
+                try:
+                    handle = value._native
+                except AttributeError:  # not passed before
+                    handle = None
+                if type(handle) is HostHandle:
+                    keep.append(handle)
+                    words[2 * count + 2] = TENSOR
+                    words[2 * count + 3] = handle
+                else:
+                    words[2 * count + 2], words[2 * count + 3] = pack_own(value, keep)
+            elif kind is float:
+                words[2 * count + 2] = FLOAT
+                doubles[2 * count + 3] = value
+            elif kind is str:
+                words[2 * count + 2], words[2 * count + 3] = short_texts.get(value) or pack_str(value, keep)
+            elif value is None:
+                words[2 * count + 2] = words[2 * count + 3] = 0
+            else:
+                place = 0
+                if kind in lent_torch:
+                    is_neg, fill = lent_torch[kind]
+                    argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+                    argument.value = value
+                    try:
+                        # Complex numbers may be lazily conjugated.
+                        refused = is_neg(value) or fill(*places) or octets[CODE_AT] == COMPLEX
+                        if not octets[HIGH_OF_DATA] and not refused:  # NULL, and an offset
+                            refused = is_without_memory(value)
+                        if own[DEVICE_WORD] != CPU and not refused:
+                            on_torchs_stream(value, own[DEVICE_WORD], keep)
+                    except unless_handler(Exception):
+                        refused = True
+                    if refused:
+                        argument.value = 0
+                    else:
+                        place = at
+                elif kind in lent_numpy:
+                    try:
+                        capsule = value.__dlpack__(max_version=DLPACK_VERSION)
+                    except unless_handler(Exception):
+                        capsule = None
+                    # As by `address_in`, whose call takes 40 ns.
+                    managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
+                    if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
+                        argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+                        own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
+                        argument.value = capsule
+                if place:
+                    lent += 1
+                    words[2 * count + 2] = TENSOR
+                    words[2 * count + 3] = place
+                else:  # the packer knows what to do, or says why nothing can be done
+                    packer = packers.get(kind) or packer_of(kind)
+                    words[2 * count + 2], words[2 * count + 3] = packer(value, keep)
+            count += 1
+        pointer, call_c = self._pointer, CALL
+        if keep and keep.streams:
+            call_c = partial(on_streams, keep.streams)
+        try:
+            failed = call_c(pointer, first, count, result)
+        except SystemError as error:
+            raise interrupted(error) from None
+        if failed:
+            raise raised()
+        if untaken:
+            drop_untaken()
+        while lent:
+            lent -= 1
+            argument, _, own, _, _, _ = tensors[lent]
+            if own[0] == ALONE:
+                argument.value = 0  # not None, which ctypes does not store
+            else:  # the other references are the callee's
+                tensors[lent] = None
+        if keep:
+            keep.clear()
+            keep.streams = None
+        tag = words[0]
+        if not tag:
+            return None
+        if tag == INT:
+            payload = words[1]
+            words[0] = words[1] = 0
+            return payload
+        if OBJECT_BEGIN <= tag <= LAST_INDEX:
+            payload = Unowned(words[1])
+            # As in `owned`, whose call takes 50 ns.
+            payload.__class__, words[0] = Handle, 0  # type: ignore[assignment]
+        else:
+            payload = words[1]
+            words[0] = words[1] = 0
+    except BaseException as error:
+        abandon(words)
+        name_argument(error, arguments)
+        raise
+    return unpack(tag, payload)
+
+
+def bound(frame: Memory, packed: list[Any], slow: Callable[[], Any]) -> Callable[[], Any]:
+    """A bound call, which *slow* makes while another one runs."""
+    ready: list[Memory | None] = [frame]
+
+    def step() -> Any:
+        passed, call_c, _kept = packed  # kept while C uses them, also if they are replaced
+        frame, ready[0] = ready[0], None
+        if frame is None:  # a call runs
+            return slow()
+        words = frame[0]
+        try:
+            try:
+                failed = call_c(*passed)
+            except SystemError as error:
+                raise interrupted(error) from None
+            if failed:
+                raise raised()
+            if untaken:
+                drop_untaken()
+            tag = words[0]
+            if not tag:
+                ready[0] = frame
+                return None
+            if tag == INT:
+                payload = words[1]
+                words[0] = words[1] = 0
+                ready[0] = frame
+                return payload
+            if OBJECT_BEGIN <= tag <= LAST_INDEX:
+                payload = Unowned(words[1])
+                # As in `owned`, whose call takes 50 ns.
+                payload.__class__, words[0] = Handle, 0  # type: ignore[assignment]
+            else:
+                payload = words[1]
+                words[0] = words[1] = 0
+        except BaseException:
+            abandon(words)
+            ready[0] = frame
+            raise
+        ready[0] = frame
+        return unpack(tag, payload)
+
+    return step
+
+
+def silent(frame: Memory, packed: list[Any]) -> Callable[[], None]:
+    """A bound call of a function that returns nothing."""
+    words = frame[0]
+
+    def step() -> None:
+        passed, call_c, _kept = packed  # kept while C uses them, also if they are replaced
+        try:
+            try:
+                failed = call_c(*passed)
+            except SystemError as error:
+                raise interrupted(error) from None
+            if failed:
+                raise raised()
+            if untaken:
+                drop_untaken()
+        except BaseException:
+            abandon(words)
+            raise
+
+    return step
