@@ -37,6 +37,7 @@ from .errors import drop_untaken, interrupted, raised, untaken
 from .frames import CALL, FLOAT, INT, TENSOR, Frame, Memory, abandon, new_frame
 from .lending import (
     ALONE,
+    BITS_AT,
     CODE_AT,
     COMPLEX,
     CPU,
@@ -47,6 +48,7 @@ from .lending import (
     POINTER_WORD,
     TENSOR_END,
     TENSOR_WORD,
+    UINT,
     on_torchs_stream,
     ready_tensor,
 )
@@ -57,6 +59,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MISSING: Final = object()
+
+# Taken here: for a method of what is imported CPython 3.11 makes an object at each call, 50 ns.
+text_known: Final = short_texts.get
+packer_known: Final = packers.get
 
 # The frame that lies ready is claimed in one statement without a call, so that no other thread,
 # signal handler or trace function comes between reading and writing. (A list and no variable:
@@ -98,18 +104,23 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                 words[2] = FLOAT
                 doubles[3] = a0
             elif kind is str:
-                words[2], words[3] = short_texts.get(a0) or pack_str(a0, keep)
+                packed = text_known(a0) or pack_str(a0, keep)
+                words[2], words[3] = packed
             elif a0 is None:
                 words[2] = words[3] = 0
             else:
                 place = 0
                 if kind in lent_torch:
-                    is_neg, fill = lent_torch[kind]
+                    is_neg, fill, whole = lent_torch[kind]
                     argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
                     argument.value = a0
                     try:
-                        # Complex numbers may be lazily conjugated.
-                        refused = is_neg(a0) or fill(*places) or octets[CODE_AT] == COMPLEX
+                        refused = fill(*places)
+                        code = octets[CODE_AT]
+                        if code > UINT:  # complex numbers, and parts of them, may be lazy
+                            refused = refused or code == COMPLEX or is_neg(a0)
+                        elif octets[BITS_AT] == 8:  # as which torch writes those of fewer bits, too
+                            refused = refused or a0.dtype not in whole
                         if not octets[HIGH_OF_DATA] and not refused:  # NULL, and an offset
                             refused = is_without_memory(a0)
                         if own[DEVICE_WORD] != CPU and not refused:
@@ -136,7 +147,7 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                     words[2] = TENSOR
                     words[3] = place
                 else:  # the packer knows what to do, or says why nothing can be done
-                    packer = packers.get(kind) or packer_of(kind)
+                    packer = packer_known(kind) or packer_of(kind)
                     words[2], words[3] = packer(a0, keep)
             if a1 is MISSING:
                 count = 1
@@ -162,18 +173,23 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                     words[4] = FLOAT
                     doubles[5] = a1
                 elif kind is str:
-                    words[4], words[5] = short_texts.get(a1) or pack_str(a1, keep)
+                    packed = text_known(a1) or pack_str(a1, keep)
+                    words[4], words[5] = packed
                 elif a1 is None:
                     words[4] = words[5] = 0
                 else:
                     place = 0
                     if kind in lent_torch:
-                        is_neg, fill = lent_torch[kind]
+                        is_neg, fill, whole = lent_torch[kind]
                         argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
                         argument.value = a1
                         try:
-                            # Complex numbers may be lazily conjugated.
-                            refused = is_neg(a1) or fill(*places) or octets[CODE_AT] == COMPLEX
+                            refused = fill(*places)
+                            code = octets[CODE_AT]
+                            if code > UINT:  # complex numbers, and parts of them, may be lazy
+                                refused = refused or code == COMPLEX or is_neg(a1)
+                            elif octets[BITS_AT] == 8:  # as which torch writes those of fewer bits, too
+                                refused = refused or a1.dtype not in whole
                             if not octets[HIGH_OF_DATA] and not refused:  # NULL, and an offset
                                 refused = is_without_memory(a1)
                             if own[DEVICE_WORD] != CPU and not refused:
@@ -200,7 +216,7 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                         words[4] = TENSOR
                         words[5] = place
                     else:  # the packer knows what to do, or says why nothing can be done
-                        packer = packers.get(kind) or packer_of(kind)
+                        packer = packer_known(kind) or packer_of(kind)
                         words[4], words[5] = packer(a1, keep)
                 if a2 is MISSING:
                     count = 2
@@ -226,18 +242,23 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                         words[6] = FLOAT
                         doubles[7] = a2
                     elif kind is str:
-                        words[6], words[7] = short_texts.get(a2) or pack_str(a2, keep)
+                        packed = text_known(a2) or pack_str(a2, keep)
+                        words[6], words[7] = packed
                     elif a2 is None:
                         words[6] = words[7] = 0
                     else:
                         place = 0
                         if kind in lent_torch:
-                            is_neg, fill = lent_torch[kind]
+                            is_neg, fill, whole = lent_torch[kind]
                             argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
                             argument.value = a2
                             try:
-                                # Complex numbers may be lazily conjugated.
-                                refused = is_neg(a2) or fill(*places) or octets[CODE_AT] == COMPLEX
+                                refused = fill(*places)
+                                code = octets[CODE_AT]
+                                if code > UINT:  # complex numbers, and parts of them, may be lazy
+                                    refused = refused or code == COMPLEX or is_neg(a2)
+                                elif octets[BITS_AT] == 8:  # as which torch writes those of fewer bits, too
+                                    refused = refused or a2.dtype not in whole
                                 if not octets[HIGH_OF_DATA] and not refused:  # NULL, and an offset
                                     refused = is_without_memory(a2)
                                 if own[DEVICE_WORD] != CPU and not refused:
@@ -264,7 +285,7 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                             words[6] = TENSOR
                             words[7] = place
                         else:  # the packer knows what to do, or says why nothing can be done
-                            packer = packers.get(kind) or packer_of(kind)
+                            packer = packer_known(kind) or packer_of(kind)
                             words[6], words[7] = packer(a2, keep)
                     if a3 is MISSING:
                         count = 3
@@ -290,18 +311,23 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                             words[8] = FLOAT
                             doubles[9] = a3
                         elif kind is str:
-                            words[8], words[9] = short_texts.get(a3) or pack_str(a3, keep)
+                            packed = text_known(a3) or pack_str(a3, keep)
+                            words[8], words[9] = packed
                         elif a3 is None:
                             words[8] = words[9] = 0
                         else:
                             place = 0
                             if kind in lent_torch:
-                                is_neg, fill = lent_torch[kind]
+                                is_neg, fill, whole = lent_torch[kind]
                                 argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
                                 argument.value = a3
                                 try:
-                                    # Complex numbers may be lazily conjugated.
-                                    refused = is_neg(a3) or fill(*places) or octets[CODE_AT] == COMPLEX
+                                    refused = fill(*places)
+                                    code = octets[CODE_AT]
+                                    if code > UINT:  # complex numbers, and parts of them, may be lazy
+                                        refused = refused or code == COMPLEX or is_neg(a3)
+                                    elif octets[BITS_AT] == 8:  # as which torch writes those of fewer bits, too
+                                        refused = refused or a3.dtype not in whole
                                     if not octets[HIGH_OF_DATA] and not refused:  # NULL, and an offset
                                         refused = is_without_memory(a3)
                                     if own[DEVICE_WORD] != CPU and not refused:
@@ -328,7 +354,7 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                                 words[8] = TENSOR
                                 words[9] = place
                             else:  # the packer knows what to do, or says why nothing can be done
-                                packer = packers.get(kind) or packer_of(kind)
+                                packer = packer_known(kind) or packer_of(kind)
                                 words[8], words[9] = packer(a3, keep)
                         if a4 is MISSING:
                             count = 4
@@ -354,18 +380,23 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                                 words[10] = FLOAT
                                 doubles[11] = a4
                             elif kind is str:
-                                words[10], words[11] = short_texts.get(a4) or pack_str(a4, keep)
+                                packed = text_known(a4) or pack_str(a4, keep)
+                                words[10], words[11] = packed
                             elif a4 is None:
                                 words[10] = words[11] = 0
                             else:
                                 place = 0
                                 if kind in lent_torch:
-                                    is_neg, fill = lent_torch[kind]
+                                    is_neg, fill, whole = lent_torch[kind]
                                     argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
                                     argument.value = a4
                                     try:
-                                        # Complex numbers may be lazily conjugated.
-                                        refused = is_neg(a4) or fill(*places) or octets[CODE_AT] == COMPLEX
+                                        refused = fill(*places)
+                                        code = octets[CODE_AT]
+                                        if code > UINT:  # complex numbers, and parts of them, may be lazy
+                                            refused = refused or code == COMPLEX or is_neg(a4)
+                                        elif octets[BITS_AT] == 8:  # as which torch writes those of fewer bits, too
+                                            refused = refused or a4.dtype not in whole
                                         if not octets[HIGH_OF_DATA] and not refused:  # NULL, and an offset
                                             refused = is_without_memory(a4)
                                         if own[DEVICE_WORD] != CPU and not refused:
@@ -392,7 +423,7 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                                     words[10] = TENSOR
                                     words[11] = place
                                 else:  # the packer knows what to do, or says why nothing can be done
-                                    packer = packers.get(kind) or packer_of(kind)
+                                    packer = packer_known(kind) or packer_of(kind)
                                     words[10], words[11] = packer(a4, keep)
                             if a5 is MISSING:
                                 count = 5
@@ -418,18 +449,23 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                                     words[12] = FLOAT
                                     doubles[13] = a5
                                 elif kind is str:
-                                    words[12], words[13] = short_texts.get(a5) or pack_str(a5, keep)
+                                    packed = text_known(a5) or pack_str(a5, keep)
+                                    words[12], words[13] = packed
                                 elif a5 is None:
                                     words[12] = words[13] = 0
                                 else:
                                     place = 0
                                     if kind in lent_torch:
-                                        is_neg, fill = lent_torch[kind]
+                                        is_neg, fill, whole = lent_torch[kind]
                                         argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
                                         argument.value = a5
                                         try:
-                                            # Complex numbers may be lazily conjugated.
-                                            refused = is_neg(a5) or fill(*places) or octets[CODE_AT] == COMPLEX
+                                            refused = fill(*places)
+                                            code = octets[CODE_AT]
+                                            if code > UINT:  # complex numbers, and parts of them, may be lazy
+                                                refused = refused or code == COMPLEX or is_neg(a5)
+                                            elif octets[BITS_AT] == 8:  # as which torch writes those of fewer bits, too
+                                                refused = refused or a5.dtype not in whole
                                             if not octets[HIGH_OF_DATA] and not refused:  # NULL, and an offset
                                                 refused = is_without_memory(a5)
                                             if own[DEVICE_WORD] != CPU and not refused:
@@ -456,7 +492,7 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                                         words[12] = TENSOR
                                         words[13] = place
                                     else:  # the packer knows what to do, or says why nothing can be done
-                                        packer = packers.get(kind) or packer_of(kind)
+                                        packer = packer_known(kind) or packer_of(kind)
                                         words[12], words[13] = packer(a5, keep)
                                 count = 6
         pointer, call_c = self._pointer, CALL
@@ -537,18 +573,23 @@ def call_many(self: Any, *arguments: Any) -> Any:
                 words[2 * count + 2] = FLOAT
                 doubles[2 * count + 3] = value
             elif kind is str:
-                words[2 * count + 2], words[2 * count + 3] = short_texts.get(value) or pack_str(value, keep)
+                packed = text_known(value) or pack_str(value, keep)
+                words[2 * count + 2], words[2 * count + 3] = packed
             elif value is None:
                 words[2 * count + 2] = words[2 * count + 3] = 0
             else:
                 place = 0
                 if kind in lent_torch:
-                    is_neg, fill = lent_torch[kind]
+                    is_neg, fill, whole = lent_torch[kind]
                     argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
                     argument.value = value
                     try:
-                        # Complex numbers may be lazily conjugated.
-                        refused = is_neg(value) or fill(*places) or octets[CODE_AT] == COMPLEX
+                        refused = fill(*places)
+                        code = octets[CODE_AT]
+                        if code > UINT:  # complex numbers, and parts of them, may be lazy
+                            refused = refused or code == COMPLEX or is_neg(value)
+                        elif octets[BITS_AT] == 8:  # as which torch writes those of fewer bits, too
+                            refused = refused or value.dtype not in whole
                         if not octets[HIGH_OF_DATA] and not refused:  # NULL, and an offset
                             refused = is_without_memory(value)
                         if own[DEVICE_WORD] != CPU and not refused:
@@ -575,7 +616,7 @@ def call_many(self: Any, *arguments: Any) -> Any:
                     words[2 * count + 2] = TENSOR
                     words[2 * count + 3] = place
                 else:  # the packer knows what to do, or says why nothing can be done
-                    packer = packers.get(kind) or packer_of(kind)
+                    packer = packer_known(kind) or packer_of(kind)
                     words[2 * count + 2], words[2 * count + 3] = packer(value, keep)
             count += 1
         pointer, call_c = self._pointer, CALL

@@ -138,9 +138,11 @@ CONSTRUCTORS: Final[dict[int, Constructor]] = {}
 packers: Final[dict[type, Packer]] = {}
 """Cache: exact class -> packer, as `packer_of` found it."""
 lent_numpy: Final[set[type]] = set()
-lent_torch: Final[dict[type, tuple[Callable[[Any], bool], Callable[[Any, Any], int]]]] = {}
+lent_torch: Final[
+    dict[type, tuple[Callable[[Any], bool], Callable[[Any, Any], int], frozenset[Any]]]
+] = {}
 """Classes in `packers` whose tensors a call lends without their packer: numpy's, and torch's,
-with ``is_neg`` and what writes the DLTensor."""
+with ``is_neg``, what writes the DLTensor, and the types that are integers of 8 bits."""
 
 
 def packer_of(cls: type) -> Packer:

@@ -59,9 +59,11 @@ TENSOR_WORD: Final = word_at(ffi.offsetof("DLManagedTensorVersioned", "dl_tensor
 TENSOR_END: Final = TENSOR_WORD + _TENSOR_WORDS
 POINTER_WORD: Final = word_at(object.__basicsize__)
 CPU: Final[int] = C.kDLCPU  # number 0 of them: the high half of the word
-# In bytes: the code of the dtype of an object.
+# In bytes: code and bits of the dtype of an object.
 CODE_AT: Final = HEADER + ffi.offsetof("DLTensor", "dtype")
+BITS_AT: Final = CODE_AT + 1
 COMPLEX: Final[int] = C.kDLComplex
+UINT: Final[int] = C.kDLUInt  # the code of int is the one before
 # The byte of the data that is 0 below `LOWEST_USUAL`: to compare all of it would cost 10 ns more.
 HIGH_OF_DATA: Final = (
     HEADER + ffi.offsetof("DLTensor", "data") + LOWEST_USUAL.to_bytes(8, sys.byteorder).index(1)

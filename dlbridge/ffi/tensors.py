@@ -39,6 +39,7 @@ from dlbridge.interop.torch import (
     is_readonly_torch,
     plain_torch,
     refuse_hidden,
+    refuse_type,
 )
 from dlbridge.protocol import HOST_DEVICES
 
@@ -76,6 +77,14 @@ _MANAGED: Final = DLDeviceType.kDLCUDAManaged
 _DEVICE: Final = (
     ffi.offsetof("DLManagedTensorVersioned", "dl_tensor") + ffi.offsetof("DLTensor", "device")
 ) // 4
+_DTYPE: Final = (
+    ffi.offsetof("DLManagedTensorVersioned", "dl_tensor") + ffi.offsetof("DLTensor", "dtype")
+) // 4
+_BYTES: Final = frozenset(
+    ffi.cast("int32_t *", ffi.new("DLDataType *", (code, 8, 1)))[0]
+    for code in (C.kDLInt, C.kDLUInt)
+)
+"""The types as which torch exports those below a byte, too."""
 # The high half of its data, and of the addresses that ask for a closer look.
 _HIGH_OF_DATA: Final = (
     ffi.offsetof("DLManagedTensorVersioned", "dl_tensor") + ffi.offsetof("DLTensor", "data")
@@ -114,7 +123,8 @@ def tensor_rule(cls: type) -> Packer | None:
         # A DLTensor has no flags; all other tensors of torch may be written. Structs of a
         # stranger are checked.
         if torchs and table.address == torchs.address and table.fill_view and not declared:
-            lent_torch[cls] = torch.Tensor.is_neg, table.fill_view
+            whole = frozenset({torch.int8, torch.uint8})
+            lent_torch[cls] = torch.Tensor.is_neg, table.fill_view, whole
         return _table_packer(table, torchs, declared=declared)
     return _table_packer(table)
 
@@ -192,8 +202,7 @@ def _table_packer(
     is_own = torchs is not None and table.address == torchs.address
 
     def pack_by_table(value: Any, keep: Temporaries) -> tuple[int, int]:
-        if torchs is not None:
-            _check_not_lazy(value, declared=declared)
+        plain = value if torchs is None else _not_lazy(value, declared=declared)
         try:
             owner = table.receive(value)
         except BufferError:
@@ -207,6 +216,8 @@ def _table_packer(
             refuse_hidden(value)  # NULL, perhaps with an offset
         if head[_FLAGS] & FLAG_READ_ONLY and not (declared or keep.reading):
             raise _read_only(value)
+        if torchs is not None and head[_DTYPE] in _BYTES:
+            refuse_type(plain)
         device_type, device_id = head[_DEVICE], head[_DEVICE + 1]
         if head[0] != DLPACK_VERSION[0]:  # libtvm_ffi does not look
             raise ExchangeError(f"the tensor comes by DLPack {head[0]}, libtvm_ffi speaks 1")
@@ -222,11 +233,12 @@ def _table_packer(
     return pack_by_table
 
 
-def _check_not_lazy(value: Any, *, declared: bool) -> None:
-    # A gradient does not hinder reading the memory; a lazy sign or conjugation does.
+def _not_lazy(value: Any, *, declared: bool) -> Any:
+    """Torch's tensor itself. A gradient does not hinder reading the memory; a lazy sign does."""
     plain = plain_torch(value) if declared else value
     if plain.is_conj() or plain.is_neg():
         refuse_hidden(value)
+    return plain
 
 
 def native_rule(cls: type) -> Packer | None:

@@ -87,7 +87,7 @@ def refuse_hidden(x: Any) -> None:
             "the torch tensor is a ZeroTensor, which has no memory; pass torch.zeros(x.shape, "
             "dtype=x.dtype) in its place"
         )
-    _refuse_type(x)
+    refuse_type(x)
     _refuse_without_memory(x, readonly)
     if x.is_conj() or x.is_neg():
         raise ExchangeError(
@@ -104,7 +104,7 @@ def _refuse(x: Any) -> None:
         raise ExchangeError("the torch tensor requires grad; pass x.detach()")
 
 
-def _refuse_type(x: Any) -> None:
+def refuse_type(x: Any) -> None:
     """Types that DLPack does not have, and those that torch exports as another one."""
     what = _type_refused(x.dtype)
     if what:

@@ -211,6 +211,28 @@ def test_torch_subclass(echo):
     assert echo(parameter).numpy().tolist() == [1, 1, 1]
 
 
+WAYS_OF_AN_ARGUMENT = {
+    "argument": lambda f, x: f(x),
+    "seventh": lambda f, x: f(1, 2, 3, 4, 5, 6, x),
+    "bound": lambda f, x: f.bind(x)(),
+    "in a list": lambda f, x: f([x]),
+    "only read": lambda f, x: f(ffi.readonly(x)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_OF_AN_ARGUMENT)
+@pytest.mark.parametrize("name", ["int4", "uint1", "int7"])
+def test_torch_types_below_a_byte_are_refused(way, name):
+    """torch exports them as 8 bits: they arrived with a type that is not theirs."""
+    torch = peer("torch")
+    f = ffi.convert_func(lambda *_given: None)
+    whole = torch.zeros(4, dtype=torch.uint8)
+    WAYS_OF_AN_ARGUMENT[way](f, whole)
+    WAYS_OF_AN_ARGUMENT[way](f, whole.view(torch.int8))
+    with pytest.raises(dlbridge.ExchangeError, match=f"elements of torch.{name}.*view.torch.uint8"):
+        WAYS_OF_AN_ARGUMENT[way](f, whole.view(getattr(torch, name)))
+
+
 def test_torch_refuses_in_its_own_words(echo):  # 4.1: verified not to crash
     torch = peer("torch")
     with pytest.raises((BufferError, RuntimeError)):
