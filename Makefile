@@ -156,12 +156,11 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy dlbridge cdefs $(foreach name,$(BACKENDS) $(LARGE),$(wildcard backends/$(name)/dlbridge_$(name)))
-	$(BIN)/mypy ffi_calls
 	MYPYPATH=tests/support:tests/scenes $(BIN)/mypy --explicit-package-bases --follow-imports=silent tests/scenes
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tests/support/check_pages.py
 	$(BIN)/python cdefs --check
-	$(BIN)/python ffi_calls --check
+	$(BIN)/python cdefs/ffi_calls.py --check
 	$(BIN)/zizmor -q --offline --pedantic .github
 	$(BIN)/towncrier build --draft --version next >/dev/null
 

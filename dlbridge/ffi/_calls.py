@@ -1,4 +1,4 @@
-"""The calls in all their forms, written by ``python ffi_calls``: change the text there, not here.
+"""The calls in all their forms, written by ``python cdefs/ffi_calls.py``: change them there.
 
 It is the same call four times: `call` is `Function.__call__`, with up to six arguments, each packed
 by lines of its own; `call_many` packs any number in a loop; `bound` makes the calls of

@@ -32,7 +32,6 @@ def sources():
         ROOT / "dlbridge",
         ROOT / "tests",
         ROOT / "cdefs",
-        ROOT / "ffi_calls",
         *(ROOT / "backends").iterdir(),
     ]
     return [
@@ -129,7 +128,7 @@ def fault(span):
         return "" if there else f"no class {member[1]} has {member[2]}"
     if re.fullmatch(r"test_\w+(?:\.py)?", span):
         return "" if span in functions() | files() else "there is no such test"
-    if path := re.match(r"((?:dlbridge|tests|docs|backends|cdefs|ffi_calls)/[\w./-]+)", span):
+    if path := re.match(r"((?:dlbridge|tests|docs|backends|cdefs)/[\w./-]+)", span):
         # Pages about a backend name the files in its folder.
         places = [ROOT, *(ROOT / "backends").iterdir()]
         there = "NAME" in span or any((place / path[1]).exists() for place in places)

@@ -393,16 +393,16 @@ def test_all_forms_of_a_call_fail_alike(testing, arguments):
 
 
 def test_the_calls_are_as_the_generator_writes_them():
-    done = finished(Path("ffi_calls"), "--check", cwd=ROOT)
+    done = finished(Path("cdefs/ffi_calls.py"), "--check", cwd=ROOT)
     assert done.returncode == 0, done.stdout
 
 
 def test_an_edit_of_the_calls_by_hand_is_seen(tmp_path):
-    for name in ("ffi_calls/__main__.py", "dlbridge/ffi/_calls.py"):
+    for name in ("cdefs/ffi_calls.py", "dlbridge/ffi/_calls.py"):
         (tmp_path / name).parent.mkdir(parents=True)
         shutil.copy(ROOT / name, tmp_path / name)
     edited = (tmp_path / "dlbridge/ffi/_calls.py").read_text().replace("lent += 1", "lent += 2", 1)
     (tmp_path / "dlbridge/ffi/_calls.py").write_text(edited)
-    done = finished(Path("ffi_calls"), "--check", cwd=tmp_path)
+    done = finished(Path("cdefs/ffi_calls.py"), "--check", cwd=tmp_path)
     assert done.returncode == 1
     assert re.search(r"^- +lent \+= 2$", done.stdout, re.MULTILINE), done.stdout

@@ -1,7 +1,7 @@
 """Write the calls of `dlbridge.ffi` in all their forms: the module `dlbridge/ffi/_calls.py`.
 
-    python ffi_calls           rewrite the module
-    python ffi_calls --check   exit 1 with a diff if it would change
+    python cdefs/ffi_calls.py           rewrite the module
+    python cdefs/ffi_calls.py --check   exit 1 with a diff if it would change
 
 A call packs its arguments, calls C, and takes the result. All forms have these steps, and would
 lose 60 ns with each that were a function of its own (the figures are in the module's first lines).
@@ -23,7 +23,7 @@ FAST = 6
 """Arguments of a call that is unrolled; more of them take the loop."""
 
 HEAD = '''\
-"""The calls in all their forms, written by ``python ffi_calls``: change the text there, not here.
+"""The calls in all their forms, written by ``python cdefs/ffi_calls.py``: change them there.
 
 It is the same call four times: `call` is `Function.__call__`, with up to six arguments, each packed
 by lines of its own; `call_many` packs any number in a loop; `bound` makes the calls of
