@@ -230,3 +230,28 @@ def test_the_bar_is_shown_in_a_notebook_where_stderr_is_no_terminal(monkeypatch)
         report(50, 100)
         report(100, 100)
     assert "100" in stream.getvalue()
+
+
+@pytest.mark.parametrize("place", ["cpu", "ext_dev:0"])
+def test_a_notebook_shows_a_table_of_the_elements(place):
+    backend_or_skip(place.partition(":")[0])
+    small = bridge.to_device(np.array([[1.5, 2], [3, 1 / 3]], "float32"), place)
+    assert small._repr_html_() == (
+        f"<p>float32 (2, 2) on {bridge.device(place)}</p><table>"
+        "<tr><th></th><th>0</th><th>1</th></tr>"
+        "<tr><td>0</td><td>1.5</td><td>2</td></tr>"
+        "<tr><td>1</td><td>3</td><td>0.333333</td></tr></table>"
+    )
+    large = bridge.to_device(np.arange(400).reshape(20, 20), place)._repr_html_()
+    cells = [re.findall("<t[dh]>(.*?)</t[dh]>", row) for row in large.split("<tr>")[1:]]
+    assert cells[0] == ["", *"01234", "...", "15", "16", "17", "18", "19"]
+    assert cells[2][:7] == ["1", "20", "21", "22", "23", "24", "..."]
+    assert cells[6] == ["...", *["..."] * 11]
+    assert cells[-1][-1] == "399"
+    for tensor in (bridge.zeros((), device=place), bridge.zeros((2, 2, 2), device=place)):
+        assert tensor._repr_html_() == f"<pre>{tensor}</pre>"
+
+
+def test_a_notebook_shows_what_cannot_be_read():
+    packed = bridge.zeros(8, "int4")
+    assert packed._repr_html_() == f"<pre>{packed}</pre>"

@@ -590,3 +590,11 @@ def test_the_end_of_a_block_closes_the_file(model):
     assert list(file) == list(arrays)
     with pytest.raises(ValueError, match="closed at the end of the block"):
         file["bias"]
+
+
+def test_a_tensor_is_no_attribute(model):
+    file = bridge.load(model[0])
+    with pytest.raises(AttributeError, match=r"no attribute 'weight'; write file\['weight'\]"):
+        file.weight
+    with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
+        file.xyzzy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.subbyte import unpack_bits
+from dlbridge.core.values.text import html_table
 from dlbridge.errors import ExchangeError
 
 from .transfer import to_compact_host
@@ -32,6 +34,43 @@ def text_of(tensor: Tensor) -> str:
         return f"{elements}\n{described}" if "\n" in elements else f"{elements}  {described}"
     except unless_handler(Exception) as exc:
         return f"{tensor!r}, whose elements cannot be shown: {type(exc).__name__}: {exc}"
+
+
+def html_of(tensor: Tensor) -> str:
+    """What a notebook shows: one or two dimensions as a table of the first and last elements.
+
+    It does not fail, as `text_of`.
+    """
+    packed = tensor.dtype.is_subbyte and not tensor.is_padded
+    if tensor.ndim not in (1, 2) or not tensor.size or tensor.dtype.lanes > 1 or packed:
+        return f"<pre>{escape(text_of(tensor))}</pre>"
+    try:
+        shown = np.atleast_2d(_summary(tensor, _EDGE))
+    except unless_handler(Exception):
+        return f"<pre>{escape(text_of(tensor))}</pre>"
+    downwards, across = [_numbers_of(extent) for extent in (1, *tensor.shape)[-2:]]
+    rows = []
+    for number, line in zip(downwards, shown, strict=True):
+        cells = zip(across, line, strict=True)
+        rows.append((number, *(_GAP if _GAP in (number, at) else _cell(x) for at, x in cells)))
+    described = f"{tensor.dtype} {tensor.shape} on {tensor.device}"
+    return html_table(described, ("", *across), rows)
+
+
+_EDGE, _GAP = 5, "..."
+"""Elements at each end of a dimension that are shown, and what stands for those between."""
+
+
+def _numbers_of(extent: int) -> list[str]:
+    """The numbers of the elements that `_summary` shows of a dimension."""
+    if extent <= 2 * _EDGE:
+        return [str(number) for number in range(extent)]
+    first, last = range(_EDGE), range(extent - _EDGE, extent)
+    return [*map(str, first), _GAP, *map(str, last)]
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, (float, complex, np.inexact)) else str(value)
 
 
 def _elements(tensor: Tensor) -> str:

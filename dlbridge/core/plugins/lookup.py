@@ -124,8 +124,7 @@ def _unknown(wanted: object) -> ValueError:
         hint = f" (a GPU is called by its backend: {' or '.join(drivers)})" if drivers else ""
     return ValueError(
         f"{wanted!r}: no device is called {name!r}{hint}; the backends that are installed here "
-        f"are {', '.join(here)}, and dlbridge.devices() lists their devices. DLPack also knows "
-        f"{', '.join(sorted(set(type_names()) - set(here)))}, and typeN for a type by number"
+        f"are {', '.join(here)}, and dlbridge.devices() lists their devices"
     )
 
 

@@ -267,7 +267,8 @@ class Tensor(TensorMetadata):
             if rest:
                 raise ExchangeError(
                     f"a view of packed {self._dtype} must start at a whole byte, not {rest} bits "
-                    "into one"
+                    f"into one; dlbridge.astype(to_device(t, 'cpu'), {_whole_of(self._dtype)!r}) "
+                    "gives whole bytes to each element"
                 )
         return methods.build(
             array, self._memory, dtype or self._dtype, self._byte_offset + moved, self._flags
@@ -410,6 +411,21 @@ class Tensor(TensorMetadata):
         For what cannot be read it is the metadata and the reason: it does not fail.
         """
         return methods.text_of(self)
+
+    def __format__(self, spec: str) -> str:
+        """Return the text of one element in the format *spec* (``f"{t[0]:.2f}"``), or `str`."""
+        if not spec:
+            return str(self)
+        if self.ndim:
+            raise TypeError(
+                f"the format {spec!r} is for one number, and this tensor has the shape "
+                f"{self.shape}: take an element, as in f'{{t[0]:{spec}}}'"
+            )
+        return format(self.item(), spec)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: type, shape and device, and a table of the elements."""
+        return methods.html_of(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the elements (protocol 5: out of band) and the name of the device."""
@@ -683,6 +699,11 @@ class Tensor(TensorMetadata):
     def _forget_memory(self) -> None:
         """Drop the memory, so that every later use finds none: the tensor has expired."""
         del self._array, self._memory
+
+
+def _whole_of(dtype: DType) -> str:
+    """A type of whole bytes that has every value of the packed *dtype*."""
+    return {0: "int8", 1: "uint8"}.get(dtype.code, "float32")  # kDLInt, kDLUInt
 
 
 Tensor._unpickle.__module__ = "dlbridge"  # where pickle finds the class

@@ -161,7 +161,7 @@ i64:int64 u16:uint16 u32:uint32 u64:uint64 i4:int4 u4:uint4 fp4:float4_e2m1fn fp
 _ALIASES = dict(pair.split(":") for pair in _SHORT.split())
 """Short names that are in use -> ours, for messages only."""
 
-_TORCH = "dlbridge.to_device(x, device, like='torch')"
+_TORCH = "dlbridge.to_device(x, 'cpu', like='torch')"
 _MOVE = "dlbridge.to_device(x, device) moves a tensor, such as to 'opencl:0'"
 _COPY = "dlbridge.to_device(x, dlbridge.device_of(x), copy=True) makes a copy"
 _BACKENDS = "cpu cuda oneapi opencl rocm vulkan webgpu"
@@ -176,15 +176,17 @@ PACKAGE_NAMES = _by_name(
         "dlbridge.asarray(x) takes the arrays of every library": "from_numpy from_torch from_jax "
         "from_array array as_tensor tensor",
         _MOVE: "to move transfer device_put",
-        f"{_MOVE}, {_TORCH} gives an array of another library, and dlbridge.astype(x, dtype) "
-        "another dtype": "convert",
-        "dlbridge.astype(x, dtype) converts the elements": "cast",
+        f"{_MOVE}, {_TORCH} gives an array of another library, and "
+        "dlbridge.astype(dlbridge.to_device(x, 'cpu'), dtype) another dtype": "convert",
+        "dlbridge.astype(dlbridge.to_device(x, 'cpu'), dtype) converts the elements": "cast",
         f"{_COPY}; dlbridge.copy_(target, source) copies into memory that there is": "copy",
         _COPY: "clone",
         "dlbridge.use_stream(device, stream) takes the stream of any library": "stream Stream "
         "context",
         "dlbridge.load(path) reads a file": "from_file",
         "dlbridge.explain(x, device) says what a move would do": "describe",
+        "dlbridge.devices() lists the devices that can be used here": "is_available device_count "
+        "get_device list_devices",
     }
 ) | {
     name: f"dlbridge.backend({name!r}) gives the backend, and '{name}:0' is its first device"
@@ -211,14 +213,17 @@ TENSOR_NAMES = _by_name(
     {
         "write t.to_device('cpu')": "cpu",
         "write t.to_device('cuda:0')": "cuda",
-        "write t.to_device(device), and dlbridge.to_device(t, device, like='torch') for an array "
-        "of another library": "to",
-        "write t.numpy(), or dlbridge.to_device(t, 'cpu', like='numpy') from any "
-        "device": "to_numpy",
-        "write dlbridge.to_device(t, t.device, like='torch')": "torch to_torch",
-        "write dlbridge.to_device(t, t.device, like='jax')": "jax to_jax",
+        "write t.to_device(device), and dlbridge.to_device(t, 'cpu', like='torch') for an array of "
+        "another library": "to",
+        "write t.numpy(copy=None), which copies from devices that the host does not "
+        "read": "to_numpy get asnumpy",
+        "write dlbridge.to_device(t, 'cpu', like='torch'), or name another device that torch "
+        "has": "torch to_torch",
+        "write dlbridge.to_device(t, 'cpu', like='jax'), or name another device that jax "
+        "has": "jax to_jax",
         "a Tensor has no gradient, so use it as it is": "detach",
-        "dlbridge.astype(t, dtype) converts the elements": "astype type",
+        "dlbridge.astype(dlbridge.to_device(t, 'cpu'), dtype) converts the "
+        "elements": "astype type",
         "dlbridge.to_device(t, t.device, copy=True) makes a copy": "copy clone",
         "dlbridge.copy_(t, source) copies into it": "copy_",
         "dlbridge.to_device(t, t.device, copy=True) makes a compact copy": "contiguous",

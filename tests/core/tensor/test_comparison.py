@@ -87,6 +87,13 @@ def test_no_copy_means_no_copy():
             view()
 
 
+def test_formats_are_for_one_number(tensor):
+    assert f"{tensor[0, 1]:.2f}" == "1.00"
+    assert f"{tensor}" == str(tensor)
+    with pytest.raises(TypeError, match=r"'\.2f' is for one number.*t\[0\]:\.2f"):
+        f"{tensor:.2f}"
+
+
 def test_packed_elements_have_no_value_to_compare():
     packed = bridge.zeros(4, dtype="int4")
     with pytest.raises(bridge.ExchangeError, match="unpack_bits"):
