@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from dlbridge import _methods as methods
 from dlbridge.core.dlpack.structs import MAX_NDIM
-from dlbridge.core.moves.transfer import check_alignment, fill, new_memory, pattern_of
+from dlbridge.core.moves.fills import fill, pattern_of
+from dlbridge.core.moves.transfer import check_alignment, new_memory
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import FOUND, check_device
 from dlbridge.core.public import public

@@ -9,7 +9,7 @@ import pytest
 from peers import peer
 
 import dlbridge as bridge
-from dlbridge.core.moves import transfer
+from dlbridge.core.moves import fills
 
 SHAPES = [(), 0, 3, (2, 0), (2, 3, 4), [5]]
 
@@ -72,7 +72,7 @@ def test_each_lane_is_filled(device):
 @pytest.mark.parametrize("size", [63, 64, 65, 200])
 def test_blocks(monkeypatch, size):
     """A device is filled from a small block, again and again; the last part may be shorter."""
-    monkeypatch.setattr(transfer, "BLOCK", 256)
+    monkeypatch.setattr(fills, "BLOCK", 256)
     made = bridge.full((2, size), 0.1, "float32", "ext_dev:0")
     assert made.tobytes() == np.full((2, size), 0.1, "float32").tobytes()
 

@@ -222,8 +222,7 @@ TENSOR_NAMES = _by_name(
         "write dlbridge.to_device(t, 'cpu', like='jax'), or name another device that jax "
         "has": "jax to_jax",
         "a Tensor has no gradient, so use it as it is": "detach",
-        "dlbridge.astype(dlbridge.to_device(t, 'cpu'), dtype) converts the "
-        "elements": "astype type",
+        "dlbridge.astype(dlbridge.to_device(t, 'cpu'), dtype) converts the elements": "astype type",
         "dlbridge.to_device(t, t.device, copy=True) makes a copy": "copy clone",
         "dlbridge.copy_(t, source) copies into it": "copy_",
         "dlbridge.to_device(t, t.device, copy=True) makes a compact copy": "contiguous",

@@ -1,0 +1,132 @@
+"""Memory filled with a number: by the device where it can, otherwise in blocks from the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.interfaces.lists import array_of
+from dlbridge.core.moves.copies import copy_elements, part_of
+from dlbridge.core.moves.transfer import new_tensor
+from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.public import for_guests
+from dlbridge.core.tensor.operand import host_array, operand_of
+from dlbridge.core.values.devices import CPU
+from dlbridge.core.values.dtypes import DType
+from dlbridge.core.values.subbyte import pack_bits
+from dlbridge.core.values.text import with_article
+from dlbridge.errors import ExchangeError
+from dlbridge.protocol import Span
+
+if TYPE_CHECKING:
+    from dlbridge.core.tensor.operand import Operand
+    from dlbridge.core.tensor.tensor import Tensor
+
+BLOCK = 4 << 20
+"""Bytes of host memory from which a device is filled, again and again."""
+
+
+def pattern_of(value: Any, dtype: DType) -> bytes:
+    """The bytes of one element of *dtype* whose lanes are *value*; of 8 elements below a byte."""
+    import numpy as np
+
+    lane = DType.of(dtype.code, dtype.bits, 1)
+    number = value if isinstance(value, (bool, int, float, complex)) else _scalar(value)
+    raw = array_of(number, lane, _unused).reshape(1).view("u1")
+    if dtype.is_subbyte:
+        return pack_bits(np.repeat(raw, 8 * dtype.lanes), dtype)
+    if dtype.bits < 8:  # int4x2, for example: packed, and whole bytes
+        return pack_bits(np.repeat(raw, dtype.lanes), dtype)
+    return raw.tobytes() * dtype.lanes
+
+
+def _scalar(value: Any) -> Any:
+    """The Python number of a scalar of numpy, for example."""
+    number = value
+    if hasattr(value, "item") and not getattr(value, "shape", ()):
+        try:
+            number = value.item()
+        except ExchangeError as exc:
+            raise ExchangeError(
+                f"fill_value is {with_article(type(value).__name__)} of {value.dtype}, whose "
+                "item() is refused; pass a Python number, such as "
+                "dlbridge.astype(fill_value, 'float32').item()"
+            ) from exc
+    if not isinstance(number, (bool, int, float, complex)):
+        raise TypeError(
+            f"fill_value is {with_article(type(value).__name__)}, not a number; give a bool, int, "
+            "float or complex"
+        )
+    return number
+
+
+def _unused(_array: Any) -> Any:
+    raise AssertionError("a number has no arrays in it")
+
+
+@for_guests
+def fill(tensor: Tensor, pattern: bytes = b"\0") -> None:
+    r"""Set the elements of a new, compact tensor, by the device itself if it can.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        On any device. No work has been queued on its memory.
+    pattern : bytes
+        One byte, or the bytes of one element; of 8 elements that take less than a byte each.
+        Zero if it is left out.
+
+    Raises
+    ------
+    DeviceError
+        If the driver fails.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import fill
+    >>> new = bridge.empty(3, "int16", "ext_dev:0")
+    >>> fill(new, b"\1\0")
+    >>> new.tolist()
+    [1, 1, 1]
+    """
+    operand = operand_of(tensor)
+    if not operand.size:
+        return
+    if len(set(pattern)) == 1 and _filled_by_device(operand, pattern[0]):
+        return
+    if operand.device is CPU:
+        _write(operand, pattern)
+        return
+    # A multiple of 8 elements: those below a byte are cut between whole bytes only.
+    count = max(BLOCK * 8 // (operand.dtype.bits * operand.dtype.lanes) & ~7, 8)
+    block = operand_of(new_tensor(CPU, operand.dtype, (min(count, operand.size),)))
+    _write(block, pattern)
+    for start in range(0, operand.nbytes, block.nbytes):
+        length = min(block.nbytes, operand.nbytes - start)
+        copy_elements(part_of(operand, start, length), part_of(block, 0, length))
+
+
+def _filled_by_device(operand: Operand, value: int) -> bool:
+    """Whether the device has set each byte to *value*."""
+    where = operand.device
+    plugin = plugin_of(where)
+    if plugin.fill is None:
+        return False
+    use = None if operand.memory is None else operand.memory.last_use
+    if use is not None:  # the stream that it was allocated for
+        use.used = True
+    span = Span(where.index, operand.data, operand.byte_offset, operand.nbytes)
+    plugin.fill(span, value, 0 if use is None else use.handle)
+    return True
+
+
+def _write(operand: Operand, pattern: bytes) -> None:
+    """Write *pattern* into new memory of the CPU."""
+    import numpy as np
+
+    array = host_array(operand)
+    if operand.dtype.is_subbyte:
+        array[...] = np.resize(np.frombuffer(pattern, "u1"), array.shape)
+    elif len(pattern) == 1:
+        array.reshape(-1).view("u1")[...] = pattern[0]
+    else:
+        array[...] = np.frombuffer(pattern, array.dtype)[0]
