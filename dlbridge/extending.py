@@ -16,11 +16,11 @@ from dlbridge.core.libraries.library import Library
 from dlbridge.core.libraries.lookup import known_libraries
 from dlbridge.core.moves.copies import copy_elements, packed_bytes, part_of
 from dlbridge.core.moves.fills import fill
-from dlbridge.core.moves.plans import host_import_refusal
 from dlbridge.core.moves.progress import tally
 from dlbridge.core.moves.transfer import (
     export_memory,
     export_refusal,
+    host_import_refusal,
     import_memory,
     new_exportable,
     new_tensor,

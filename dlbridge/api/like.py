@@ -112,6 +112,12 @@ class Conversion:
         why = f": {device} memory is plain host memory to it" if relabelled else ""
         return False, f"wrap as {made} (no copy){why}"
 
+    def at_once(self, tensor: Tensor) -> Any:
+        """*tensor*, which is on the device, as an array, or None where `decide` must be asked."""
+        if self.of_numpy is None or type(tensor) is not ArrayTensor:
+            return None
+        return self.of_numpy(tensor.numpy())
+
     def run(
         self,
         tensor: Tensor,
@@ -125,10 +131,9 @@ class Conversion:
         if needs_copy and not _always_copies(library, tensor):
             source = move(source, source.device, True)
         try:
-            if self.of_numpy is not None and type(source) is ArrayTensor:
-                result = self.of_numpy(source.numpy())
-                if result is not None:
-                    return result
+            result = self.at_once(source)
+            if result is not None:
+                return result
             result = self.convert(source)
         except (Error, MemoryError):
             raise

@@ -413,16 +413,23 @@ def to_device(
     except (KeyError, TypeError):  # TypeError: an array, as like=, has no hash
         route = find_route(x, device, like)
     if copy is None and stream is None and progress is None and not TRACES:
-        direct = route.direct
-        if direct is ITSELF:
+        at_once = route.at_once
+        if at_once is ITSELF:
             return x
-        if direct is not None:
-            result = direct(x)
+        if at_once is not None:
+            result = at_once(x)
+            if result is not None:
+                return result
+        if route.is_plain:
+            x = move(x if route.importer is None else route.importer(x), route.target, None)
+            conversion = route.conversion
+            if conversion is None:
+                return x
+            result = conversion.at_once(x)
             if result is not None:
                 return result
     tensor = at_its_place(x, route.importer, copy, device)
-    move = Move(x, tensor, route.target, copy, route.conversion)
-    return move.run(stream, progress)
+    return Move(x, tensor, route.target, copy, route.conversion).run(stream, progress)
 
 
 def way_to_host(tensor: Tensor) -> str:
@@ -481,7 +488,7 @@ def plan(
     except (KeyError, TypeError):
         route = find_route(x, device, like)
     tensor = at_its_place(x, route.importer, copy, device)
-    return Move(x, tensor, route.target, copy, route.conversion).explained()
+    return Move(x, tensor, route.target, copy, route.conversion).plan()
 
 
 @public

@@ -15,9 +15,16 @@ from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.libraries.lookup import find_library
 from dlbridge.core.moves.copies import copy_elements, packed_bytes, part_of
 from dlbridge.core.moves.host_views import host_view
-from dlbridge.core.moves.plans import Plan, Step, plan_move, record, why_no_host_view
+from dlbridge.core.moves.plans import Plan, record_run
 from dlbridge.core.moves.progress import tally
-from dlbridge.core.moves.transfer import new_tensor, run_steps, start_of
+from dlbridge.core.moves.transfer import (
+    choose,
+    cost_of,
+    described,
+    new_tensor,
+    run,
+    why_no_host_view,
+)
 from dlbridge.core.plugins.lookup import check_device, plugin_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import tensor_on, wrap_array
@@ -545,14 +552,13 @@ class _Way:
         self.origin = f"{entry.name or 'the array'} of {source.path}"
         self.start = time.perf_counter()
 
-    def ran(self, tensor: Tensor, *steps: Step) -> None:
-        """Give `dlbridge.trace` a plan of the *steps*, which have just made *tensor*."""
+    def ran(self, tensor: Tensor, kind: str, nbytes: int, reason: str) -> None:
+        """Give `dlbridge.trace` a plan of the step that has just made *tensor*."""
         if TRACES:
+            seconds = time.perf_counter() - self.start
             plan = Plan(self.entry.dtype, self.shape, self.origin, CPU, self.target)
-            plan.steps += steps
-            plan.result_address = start_of(operand_of(tensor))
-            plan.seconds = time.perf_counter() - self.start
-            record(plan)
+            plan.add(kind, CPU, self.target, nbytes, reason)
+            record_run(plan, None, tensor, seconds)
 
 
 def _place(way: _Way, report: Report) -> Tensor:
@@ -596,7 +602,7 @@ def _in_place(way: _Way) -> Tensor | str:
         return f"the file cannot be mapped: {exc}"
     if target is not CPU:
         return _imported(way, mapped)
-    way.ran(mapped, Step("share", CPU, CPU, 0, "the pages of the file are the memory"))
+    way.ran(mapped, "share", 0, "the pages of the file are the memory")
     return mapped
 
 
@@ -629,13 +635,14 @@ def _imported(way: _Way, mapped: Tensor) -> Tensor | str:
 def _import(way: _Way, mapped: Tensor) -> Tensor | str:
     operand = operand_of(mapped)
     try:
-        plan = plan_move(operand, way.target, way.copy)
-        if plan.nbytes:
-            return plan.steps[-1].reason
-        tensor = run_steps(plan, mapped, operand, may_copy=False)[0]
+        choice = choose(operand, way.target, way.copy)
+        step = described(choice, operand, way.target, way.copy, way.origin).steps[-1]
+        if cost_of(choice, operand):
+            return step.reason
+        tensor = run(choice, mapped, operand, way.target, False)[0]
     except Error as exc:  # copy=False, or a driver that knows more than its backend
         return str(exc).removesuffix("; pass copy=None to allow it")  # `place` says so, too
-    way.ran(tensor, *plan.steps)
+    way.ran(tensor, step.kind, 0, step.reason)
     return tensor
 
 
@@ -658,7 +665,7 @@ def _copied(way: _Way, reason: str, report: Report) -> Tensor:
             fill(packed_bytes(operand_of(viewed)))
     else:
         _fill_staged(fill, operand_of(tensor))
-    way.ran(tensor, Step("read", CPU, target, entry.nbytes, reason))
+    way.ran(tensor, "read", entry.nbytes, reason)
     return tensor
 
 

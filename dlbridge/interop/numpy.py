@@ -39,11 +39,16 @@ def _from_numpy(x: Any) -> Tensor:
     return wrap_array(array)
 
 
+def _itself(x: Any) -> Any:
+    return x
+
+
 LIBRARY = Library(
     "numpy",
     ("numpy.ndarray",),
     refuse=_refuse,
     importer=_importer,
+    of_numpy=lambda: _itself,
     make=Tensor.numpy,  # of ml_dtypes where numpy lacks the type
     check=lambda tensor, _device: numpy_type(tensor),
     keeps_readonly=True,

@@ -1,8 +1,7 @@
-"""What a route does at once is what its plan says, and what it cannot do is planned."""
+"""What a route gives at once, by the class of an array alone, is what the plan says."""
 
 from __future__ import annotations
 
-import re
 import sys
 import types
 
@@ -17,7 +16,7 @@ from dlbridge.api.routes import ROUTES
 
 def twice(x, *arguments, **keywords):
     """The result by the plan, and without a trace."""
-    with bridge.trace():  # everything is planned while a trace is active
+    with bridge.trace():  # nothing is done by the class alone while a trace is active
         planned = bridge.to_device(x, *arguments, **keywords)
     return planned, bridge.to_device(x, *arguments, **keywords)
 
@@ -49,51 +48,22 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", "ext_dev:0"])
-@pytest.mark.parametrize("like", [None, "numpy", "torch", "jax", "tvm_ffi", "ext_dev"])
+@pytest.mark.parametrize("like", [None, "numpy", "torch"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("library", ["numpy", "torch", "jax", "dlbridge", "ext_dev"])
-def test_what_is_done_at_once_is_what_the_plan_says(library, layout, like, device):
-    """explain, a trace and the calls with and without one agree: same steps, same memory."""
+@pytest.mark.parametrize("library", ["numpy", "torch", "dlbridge"])
+def test_what_is_done_at_once_is_what_the_plan_says(library, layout, like):
+    """By the class alone, where the memory is there already: the same type, on the same memory."""
     array = LAYOUTS[layout]("float32")
+    torch = peer("torch")
     if library == "torch":
-        torch = peer("torch")
         x = torch.from_numpy(array.copy() if layout in ("reversed", "read-only") else array)
-    elif library == "jax":
-        x = peer("jax").numpy.asarray(array)
     else:
         x = array if library == "numpy" else bridge.from_dlpack(array)
-    if library == "ext_dev":
-        x = bridge.to_device(x, "ext_dev:0")
-    if like in ("torch", "jax", "tvm_ffi"):
-        peer(like)
-    try:
-        plan = bridge.plan(x, device, like=like)
-    except bridge.ExchangeError as refused:
-        with pytest.raises(bridge.ExchangeError, match=re.escape(str(refused))):
-            bridge.to_device(x, device, like=like)
-        return
-    if (like, device) == ("torch", "ext_dev:0"):
-        for _ in range(2):
-            with pytest.raises(bridge.ExchangeError, match="torch refuses"):
-                bridge.to_device(x, device, like=like)
-        return
-    with bridge.trace() as trace:
-        traced = bridge.to_device(x, device, like=like)
-    assert len(trace.plans) == 1
-    assert [str(step) for step in trace.plans[-1].steps] == [str(step) for step in plan.steps]
-    again = bridge.to_device(x, device, like=like)
+    plan = bridge.plan(x, "cpu", like=like)
+    traced, again = twice(x, "cpu", like=like)
     assert type(again) is type(traced)
-    if device == "cpu" and like != "ext_dev":
-        if library != "ext_dev":
-            same = address(again) == address(traced)
-            assert same is (not plan.nbytes) or layout == "empty"
-        assert np.array_equal(np.from_dlpack(again), array)
-    route = ROUTES.get((type(x), device, like))
-    at_once = None if route is None or route.direct is None else route.direct(x)
-    if at_once is not None:
-        kinds = [step.kind for step in plan.steps if step.nbytes]
-        assert kinds in ([], ["upload"], ["download"]), plan
+    assert (address(again) == address(traced)) is (not plan.nbytes) or layout == "empty"
+    assert np.array_equal(np.from_dlpack(again), array)
 
 
 @pytest.mark.parametrize("where", ["cpu", "cpu:0", bridge.device("cpu")])

@@ -25,8 +25,7 @@ from dlbridge.core.implementation_details.python_api import is_called_by_torch
 from dlbridge.core.libraries.library import Library, origin_of
 from dlbridge.core.libraries.lookup import find_description, library_of
 from dlbridge.core.moves.host_views import shared_on_host
-from dlbridge.core.moves.plans import why_no_host_view
-from dlbridge.core.moves.transfer import copy_of, copy_to_host
+from dlbridge.core.moves.transfer import copy_of, copy_to_host, why_no_host_view
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import consumer_stream, wait
 from dlbridge.core.tensor.array_tensor import check_array, label_array, wrap_array

@@ -61,8 +61,7 @@ pieces of 1 GiB).
 
 def from_host(target: Operand, source: Operand, progress: Progress | None) -> None:
     """Copy a host tensor to a device."""
-    at_hand = source.memory is None and source.contiguous  # mostly
-    flat = source.carrier.data.cast("B") if at_hand else packed_bytes(source)
+    flat = packed_bytes(source)
     memory = target.memory
     assert memory is not None  # only the CPU has such operands
     in_one_call = target.contiguous and progress is None and target.nbytes <= UNREPORTED
@@ -222,6 +221,8 @@ def packed_bytes(operand: Operand) -> memoryview:
     >>> bytes(packed_bytes(operand_of(bridge.asarray([[1, 2], [3, 4]], dtype="uint8")[:, 0])))
     b'\x01\x03'
     """
+    if operand.memory is None and operand.contiguous:  # mostly
+        return operand.carrier.data.cast("B")
     array = host_array(operand)
     if not operand.contiguous:
         import numpy as np
@@ -358,7 +359,7 @@ def copy_elements(target: Operand, source: Operand, progress: Progress | None = 
     >>> new.tolist()
     [1, 2]
     """
-    if not source.size:
+    if not source.nbytes:
         return
     if target.dtype.bits < 8 and not _are_whole_bytes(target, source):
         _copy_subbyte(target, source, progress)

@@ -15,8 +15,7 @@ from dlbridge.core.values.devices import CPU
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import remember
 
-from .plans import plan_move, why_no_host_view
-from .transfer import run
+from .transfer import move, why_no_host_view
 
 if TYPE_CHECKING:
     from dlbridge.core.tensor.memory import Memory
@@ -135,14 +134,9 @@ def host_view(tensor: Tensor) -> HostView:
         )
     if operand.device is CPU:
         return HostView(tensor[...], None)
-    return HostView(_on_host(tensor), operand.memory)
+    return HostView(move(tensor, CPU, False), operand.memory)
 
 
 def shared_on_host(tensor: Tensor) -> Tensor | None:
     """The memory as a CPU tensor without a copy, None where that cannot be."""
-    return None if why_no_host_view(operand_of(tensor)) else _on_host(tensor)
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    operand = operand_of(tensor)
-    return run(plan_move(operand, CPU, False), tensor, operand)
+    return None if why_no_host_view(operand_of(tensor)) else move(tensor, CPU, False)

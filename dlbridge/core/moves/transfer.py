@@ -1,46 +1,52 @@
-"""New memory on a device, and the steps of a plan: how each is run."""
+"""Moves of tensors: which steps bring one to a device, how each is run, and new memory there.
+
+`choose` is the only planner. It avoids copies; between two kinds of device that do not share memory
+it goes through the host. `run` runs what it has chosen, and `described` says it in words, for
+`dlbridge.explain`, traces and errors: a choice has no texts but those that backends have given.
+"""
 
 from __future__ import annotations
 
 import time
+from functools import cache
 from math import prod
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED
-from dlbridge.core.moves.copies import copy_elements, drain_then_release, packed_bytes
-from dlbridge.core.moves.plans import (
-    copy_of_plan,
-    plan_device_copy,
-    plan_host_copy,
-    plan_move,
-    record,
-    why_no_host_view,
+from dlbridge.core.moves.copies import (
+    bytes_to_host,
+    can_copy_natively,
+    copy_elements,
+    drain_then_release,
+    is_faster_on_device,
+    packed_bytes,
 )
+from dlbridge.core.moves.plans import Plan, record_run
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import identity_of, plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.array_tensor import tensor_on
 from dlbridge.core.tensor.memory import Memory, access
-from dlbridge.core.tensor.operand import operand_of, wait_for_work
+from dlbridge.core.tensor.operand import operand_of, require_compact, wait_for_work
 from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType
-from dlbridge.errors import Error
+from dlbridge.core.values.text import bytes_text
+from dlbridge.errors import BackendUnavailable, Error, ExchangeError
 from dlbridge.protocol import ExportedMemory, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlbridge.core.moves.plans import Plan
     from dlbridge.core.moves.within_host import Progress
     from dlbridge.core.plugins.registry import Plugin
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.tensor.tensor import Tensor
 
-    _Place = tuple[Tensor, Operand]
-    StepFunction = Callable[[Tensor, Operand, Device, Progress | None], _Place]
+    StepFunction = Callable[[Tensor, Operand, Device, Progress | None], Tensor]
 
 
 MAX_ALIGNMENT = 1 << 30
@@ -290,23 +296,33 @@ def take(memory: Memory, member: str, function: Callable[..., Any] | None, *what
     return memory.take(use, member, function, device.index, *what, use.handle)
 
 
+# Moves ------------------------------------------------------------------------------
+
+
 def move(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
-    """Plan a move of *tensor* to *target*, and run it."""
+    """Bring *tensor* to *target*."""
     operand = operand_of(tensor)
-    return run(plan_move(operand, target, copy), tensor, operand)
+    choice = choose(operand, target, copy)
+    if not TRACES:
+        return run(choice, tensor, operand, target, copy)[0]
+    start = time.perf_counter()
+    moved, ran = run(choice, tensor, operand, target, copy)
+    seconds = time.perf_counter() - start
+    record_run(described(ran, operand, target, copy, tensor.origin), tensor, moved, seconds)
+    return moved
+
+
+def part_of_a_step(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
+    """As `move`, for a step of a move that a trace has already."""
+    operand = operand_of(tensor)
+    return run(choose(operand, target, copy), tensor, operand, target, copy)[0]
 
 
 def copy_of(tensor: Tensor) -> Tensor:
     """A compact copy on the same device; of no elements it is no move, and in no trace."""
     if not tensor.size:
-        return _copy(tensor, operand_of(tensor), tensor.device, None)[0]
+        return part_of_a_step(tensor, tensor.device, True)
     return move(tensor, tensor.device, True)
-
-
-def part_of_a_step(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
-    """As `move`, for a step of a plan that a trace has already."""
-    operand = operand_of(tensor)
-    return run_steps(plan_move(operand, target, copy), tensor, operand)[0]
 
 
 def copy_to_host(tensor: Tensor) -> Tensor:
@@ -320,80 +336,239 @@ def to_compact_host(tensor: Tensor) -> Tensor:
     return host if host.is_contiguous() else copy_to_host(host)
 
 
-def run(plan: Plan, tensor: Tensor, operand: Operand) -> Tensor:
-    """Run the steps of a *plan* made for *tensor*; the result is on ``plan.target``.
-
-    A trace gets a plan of the steps that ran.
-    """
-    if not TRACES:
-        return run_steps(plan, tensor, operand)[0]
-    start = time.perf_counter()
-    moved, there, ran = run_steps(plan, tensor, operand)
-    done = copy_of_plan(ran, tensor.origin)
-    done.address, done.result_address = start_of(operand), start_of(there)
-    done.seconds = time.perf_counter() - start
-    record(done)
-    return moved
-
-
-def run_steps(
-    plan: Plan,
+def run(
+    choice: Choice,
     tensor: Tensor,
     operand: Operand,
+    target: Device,
+    copy: bool | None,
     progress: Progress | None = None,
-    *,
-    may_copy: bool = True,
-) -> tuple[Tensor, Operand, Plan]:
-    """The tensor on ``plan.target``, its operand, and the plan of the steps that ran.
+) -> tuple[Tensor, Choice]:
+    """The tensor on *target*, and the choice that ran.
 
-    That is *plan*, which is never changed, or another one where a driver has refused to use
-    memory in place; the error passes where *may_copy* or the plan forbids the copy. Steps of a
-    kind that is not in `STEPS` come before or after this function; the other plan has none.
+    That is *choice*, or another one where a driver has refused to use memory in place.
     """
-    for step in plan.steps:
-        if step.kind not in STEPS:
-            continue
+    steps = choice[0]
+    for step in steps:
         try:
-            tensor, operand = STEPS[step.kind](tensor, operand, step.target, progress)
+            tensor = step.run(tensor, operand, step.to or target, progress)
         except Error as exc:
-            if step.kind not in ("host import", "memory import") or not (
-                plan.may_copy and may_copy
-            ):
+            if not step.is_import or copy is False:
                 raise
             # Backends look before; a driver may know more (a limit, a read-only mapping).
-            refused = f"it was refused in place: {exc}"
-            return run_steps(
-                _plan_copy(plan, step.kind, operand, refused), tensor, operand, progress
-            )
-    if operand.device is not plan.target:  # an empty tensor
-        tensor = new_tensor(plan.target, operand.dtype, operand.shape, padded=operand.padded)
-        operand = operand_of(tensor)
-    return tensor, operand, plan
+            other = choose(operand, target, copy, f"it was refused in place: {exc}")
+            return run(other, tensor, operand, target, copy, progress)
+        if step is not steps[-1]:
+            operand = operand_of(tensor)
+    return tensor, choice
 
 
-def _plan_copy(plan: Plan, kind: str, operand: Operand, refused: str) -> Plan:
-    """The plan in place of *plan*, whose first step, of that *kind*, a driver has refused."""
-    other = copy_of_plan(plan, plan.origin)
-    other.steps.clear()
-    if kind == "host import":
-        plan_host_copy(other, operand, refused)
+def copies(choice: Choice) -> bool:
+    """Whether a step of *choice* copies."""
+    return any(step.cost for step in choice[0])
+
+
+def cost_of(choice: Choice, operand: Operand) -> int:
+    """The bytes that the steps of *choice* copy."""
+    return sum(step.cost(operand) for step in choice[0] if step.cost)
+
+
+def described(
+    choice: Choice, operand: Operand, target: Device, copy: bool | None, origin: str
+) -> Plan:
+    """The plan that says what *choice* is, in words; *origin* is that of the tensor."""
+    steps, refusal, why = choice
+    source = operand.device
+    plan = Plan(operand.dtype, operand.shape, origin, source, target, may_copy=copy is not False)
+    words = {"source": source, "target": target, "refusal": refusal, "why": why}
+    here = source
+    for step in steps:
+        there = source if step is PACK else step.to or target
+        nbytes = step.cost(operand) if step.cost else 0
+        reason = step.reason.format(strides=operand.strides, **words)
+        plan.add(step.kind, here, there, nbytes, reason)
+        here = there
+    return plan
+
+
+# Which steps ------------------------------------------------------------------------
+
+
+def choose(operand: Operand, target: Device, copy: bool | None, refused: str = "") -> Choice:
+    """The steps that bring a tensor to *target*; *refused* is why a driver did not do it in place.
+
+    ExchangeError where *copy* is False and a step would copy, naming it; or
+    where the tensor is on a device that no backend here can use.
+    """
+    if copy is not None and copy is not True:
+        check_copy(copy)
+    source, forced = operand.device, "copy=True was asked for" if copy else ""
+    choice: Choice
+    if not operand.nbytes:
+        # Nothing is copied, but the copy is a new tensor: it is writable.
+        choice = COPY_NOTHING if forced and target is source else NO_ELEMENTS, forced, ""
+    elif target is source:
+        choice = _choose_to_stay(operand, forced)
+    elif not source.is_host:
+        choice = _choose_from_device(operand, target, forced, refused)
+    elif target is CPU and not forced:
+        choice = RELABEL, "", ""
+    elif refusal := forced or refused or _why_not_in_place(operand, target, copy is False):
+        if target.is_host:
+            choice = COPY_TO_OWN, refusal, ""
+        else:
+            choice = UPLOAD if operand.contiguous else PACK_UPLOAD, refusal, ""
     else:
-        plan_device_copy(other, operand, why_no_host_view(operand), refused)
-    return other
+        choice = HOST_IMPORT, "", ""
+    if (copy is False or not operand.contiguous) and copies(choice):
+        if operand.dtype.is_subbyte and not operand.padded:
+            require_compact(operand)  # before a driver is called
+        if copy is False:
+            raise _copy_is_forbidden(described(choice, operand, target, copy, ""))
+    return choice
 
 
-def start_of(operand: Operand) -> int:
-    """`Tensor.data_ptr` of the operand's tensor."""
-    if not operand.size:
-        return 0
-    return operand.data + operand.byte_offset if operand.device.is_address else operand.data
+def _copy_is_forbidden(plan: Plan) -> ExchangeError:
+    step = next(step for step in plan.steps if step.nbytes)
+    return ExchangeError(
+        f"copy=False, but {step.kind} {step.source} -> {step.target} would copy "
+        f"{bytes_text(step.nbytes)}: {step.reason}; pass copy=None to allow it"
+    )
 
 
-def _share(tensor: Tensor, operand: Operand, _target: Device, *_rest: Any) -> _Place:
-    return tensor, operand
+def _choose_to_stay(operand: Operand, forced: str) -> Choice:
+    if not forced:
+        return SHARE, "", ""
+    refusal = "" if operand.device.is_host else _why_not_on_device(operand)
+    return (THERE_AND_BACK, forced, refusal) if refusal else (COPY, forced, "")
 
 
-def _relabel(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
+def _why_not_on_device(operand: Operand) -> str:
+    """Why a copy on the device of *operand* goes through the host; empty if it does not."""
+    here = operand.device
+    if not can_copy_natively(operand, here):
+        return f"{here} does not copy these strides by itself"
+    if not is_faster_on_device(operand):
+        return f"{here} copies these strides in so many calls that the host is faster"
+    return ""
+
+
+def _choose_from_device(operand: Operand, target: Device, forced: str, refused: str) -> Choice:
+    source = operand.device
+    plugin = _plugin_of_source(source)
+    if source.name == target.name and can_copy_natively(operand, target):
+        return PEER_COPY, "", ""
+    refusal = forced or why_no_host_view(operand, plugin)
+    if target.is_host:
+        if not refusal and target is CPU:
+            return HOST_VIEW, "", ""
+        return DOWNLOAD, refusal or "another kind of memory", ""
+    apart = source.name != target.name and not forced
+    why = refused or (why_no_memory_import(operand, target) if apart else None)
+    if why == "":
+        return MEMORY_IMPORT, "", ""
+    return (DOWNLOAD_UPLOAD if refusal else VIEW_UPLOAD), refusal, f": {why}" if why else ""
+
+
+def _why_not_in_place(operand: Operand, target: Device, asked: bool) -> str:
+    low, nbytes = (0, operand.nbytes) if operand.contiguous else operand.span()
+    start = operand.data + operand.byte_offset + low
+    return host_import_refusal(target, start, nbytes, asked=asked)
+
+
+@for_guests
+def host_import_refusal(device: Device, address: int, nbytes: int, *, asked: bool = True) -> str:
+    """Return why a device does not use some memory of the host in place.
+
+    Parameters
+    ----------
+    device : Device
+        A backend here serves it.
+    address, nbytes : int
+        The memory.
+    asked : bool
+        Whether the user wants this memory, so that a drawback of the device does not count.
+
+    Returns
+    -------
+    str
+        The reason, for a message. Empty if it does: then ``to_device(t, device, copy=False)``
+        is a tensor in place.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import host_import_refusal
+    >>> t = bridge.zeros(3)
+    >>> host_import_refusal(bridge.device("ext_dev:0"), t.data_ptr(), t.nbytes)
+    'the device cannot reach host memory (set DLBRIDGE_FAKE_SHARED=1)'
+    """
+    refusal = plugin_of(device).host_import_refusal
+    if refusal is None:
+        return _imports_nothing(device)
+    return refusal(device.index, address, nbytes, asked)
+
+
+@cache
+def _imports_nothing(target: Device) -> str:
+    return f"{target} cannot use host memory in place"
+
+
+def why_no_host_view(operand: Operand, plugin: Plugin | None = None) -> str:
+    """Why the host cannot address the memory in place; empty if it can.
+
+    *plugin* is the backend of its device, if it is known.
+    """
+    device = operand.device
+    if device.is_host or not operand.size:
+        return ""
+    if plugin is None:
+        plugin = _plugin_of_source(device)
+    if plugin.host_view_refusal is None:
+        return _shows_nothing(device)
+    return plugin.host_view_refusal(device.index, operand.data)
+
+
+@cache
+def _shows_nothing(device: Device) -> str:
+    return f"the host cannot address {device} memory"
+
+
+def _plugin_of_source(device: Device) -> Plugin:
+    try:
+        return plugin_of(device)
+    except BackendUnavailable as exc:
+        raise ExchangeError(
+            f"the tensor is on {device}, and no backend here can read it: {exc}"
+        ) from exc
+
+
+def why_no_memory_import(operand: Operand, target: Device) -> str | None:
+    """Why *target* cannot use the memory of another backend; empty if it can.
+
+    None where one of the two backends does not do such things at all.
+    """
+    source = operand.device
+    exporter, importer = plugin_of(source), plugin_of(target)
+    if exporter.memory_export_refusal is None or importer.memory_import_refusal is None:
+        return None
+    here, there = identity_of(source).uuid, identity_of(target).uuid
+    if here is None or here != there:
+        return f"their UUIDs are not the same ({here} and {there})"
+    refusal = exporter.memory_export_refusal(source.index, operand.data)
+    return refusal or importer.memory_import_refusal(target.index)
+
+
+# How each step is run -----------------------------------------------------------------
+
+
+def _share(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> Tensor:
+    if operand.device is target:
+        return tensor
+    # An empty tensor has no memory that could be shared, or copied.
+    return new_tensor(target, operand.dtype, operand.shape, padded=operand.padded)
+
+
+def _relabel(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> Tensor:
     wait_for_work(operand)
     low, _ = operand.span()
     start = operand.data + operand.byte_offset + low
@@ -401,7 +576,7 @@ def _relabel(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _
     return _same_layout(operand, memory, -low)
 
 
-def _copy(_tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> _Place:
+def _copy(_tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> Tensor:
     """A copy of *operand* in new memory of *target*."""
     memory = new_memory(target, operand.nbytes)
     new = tensor_on(memory, operand.dtype, operand.shape, padded=operand.padded)
@@ -410,24 +585,26 @@ def _copy(_tensor: Tensor, operand: Operand, target: Device, progress: Progress 
         there.stream, there.is_new = memory.last_use.handle, True
         memory.last_use.used = True
     copy_elements(there, operand, progress)
-    there.is_new = False
-    return new, there
+    return new
 
 
-def _upload(tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> _Place:
+def _pack(tensor: Tensor, operand: Operand, _target: Device, progress: Progress | None) -> Tensor:
+    return _copy(tensor, operand, operand.device, progress)
+
+
+def _upload(tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> Tensor:
     plugin = plugin_of(target)
     if progress is not None or operand.nbytes > plugin.content_limit:
         return _copy(tensor, operand, target, progress)
     content = packed_bytes(operand)
     memory = new_memory(target, operand.nbytes, content=content, plugin=plugin)
-    new = tensor_on(memory, operand.dtype, operand.shape, padded=operand.padded)
-    return new, operand_of(new)
+    return tensor_on(memory, operand.dtype, operand.shape, padded=operand.padded)
 
 
-def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
+def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> Tensor:
     plugin = plugin_of(operand.device)
     viewed: Any = operand.memory
-    stream = access(viewed, viewing=True)
+    stream = access(viewed, plugin, viewing=True)
     low, nbytes = operand.span()
     start, writable = operand.byte_offset + low, not operand.readonly
     memory = Memory(target, 0, f"host view of {operand.device}", viewed)
@@ -436,7 +613,7 @@ def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -
     return _same_layout(operand, memory, -low)
 
 
-def _host_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
+def _host_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> Tensor:
     low, nbytes = operand.span()
     start = operand.data + operand.byte_offset + low
     origin = f"host memory of {tensor.origin}"
@@ -447,7 +624,7 @@ def _host_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) 
     return _same_layout(operand, memory, offset - low)
 
 
-def _memory_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
+def _memory_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> Tensor:
     """The memory of another backend's device in place; the work on it is done on return."""
     source, viewed = operand.device, operand.memory
     assert viewed is not None  # only the CPU has such operands
@@ -457,22 +634,8 @@ def _memory_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any
     return _same_layout(operand, memory, offset + operand.byte_offset)
 
 
-STEPS: dict[str, StepFunction] = {
-    "share": _share,
-    "relabel": _relabel,
-    "host view": _host_view,
-    "host import": _host_import,
-    "memory import": _memory_import,
-    "copy": _copy,
-    "pack": _copy,
-    "upload": _upload,
-    "download": _copy,
-    "peer copy": _copy,
-}
-
-
-def _same_layout(operand: Operand, memory: Memory, byte_offset: int) -> _Place:
-    tensor = tensor_on(
+def _same_layout(operand: Operand, memory: Memory, byte_offset: int) -> Tensor:
+    return tensor_on(
         memory,
         operand.dtype,
         operand.shape,
@@ -482,4 +645,67 @@ def _same_layout(operand: Operand, memory: Memory, byte_offset: int) -> _Place:
         padded=operand.padded,
         copied=operand.flags & FLAG_IS_COPIED != 0,
     )
-    return tensor, operand_of(tensor)
+
+
+class StepKind(NamedTuple):
+    """A kind of step: its name, what runs it, and the pattern of its reason."""
+
+    kind: str
+    run: StepFunction
+    reason: str
+    cost: Callable[[Operand], int] | None = None
+    """The bytes that it copies; None where it copies nothing."""
+    to: Device | None = None
+    """Where it leads, if that is not the target of the move."""
+    is_import: bool = False
+    """Whether a driver uses memory in place that it did not allocate, which it may refuse."""
+
+
+Choice = tuple[tuple[StepKind, ...], str, str]
+"""Steps, and the two texts that their reasons may have: ``refusal`` and ``why``."""
+
+
+def _elements(operand: Operand) -> int:
+    return operand.nbytes
+
+
+SHARE = (StepKind("share", _share, "it is there already: the same memory"),)
+NO_ELEMENTS = (StepKind("share", _share, "it has no elements"),)
+RELABEL = (StepKind("relabel", _relabel, "the CPU reads {source.name} memory in place"),)
+COPY = (StepKind("copy", _copy, "{refusal}", _elements),)
+COPY_NOTHING = (StepKind("copy", _copy, "{refusal}, and there are no elements to copy"),)
+COPY_TO_OWN = (StepKind("copy", _copy, "{target.name} is memory of its own: {refusal}", _elements),)
+UPLOAD = (StepKind("upload", _upload, "{refusal}", _elements),)
+# The refusal comes first: compact memory would be copied as well.
+PACK = StepKind(
+    "pack", _pack, "{refusal}, and strides {strides} are packed before an upload", _elements
+)
+PACK_UPLOAD = (PACK, *UPLOAD)
+HOST_IMPORT = (
+    StepKind(
+        "host import",
+        _host_import,
+        "{target} uses this host memory in place",
+        is_import=True,
+    ),
+)
+HOST_VIEW = (
+    StepKind("host view", _host_view, "the host addresses {source} memory in place", to=CPU),
+)
+DOWNLOAD = (StepKind("download", _copy, "{refusal}", bytes_to_host),)
+PEER_COPY = (StepKind("peer copy", _copy, "{source.name} copies by itself", _elements),)
+MEMORY_IMPORT = (
+    StepKind(
+        "memory import",
+        _memory_import,
+        "{target} is the same device, and uses this memory in place",
+        is_import=True,
+    ),
+)
+_TO_OTHER = StepKind("upload", _upload, "{source} and {target} share no memory{why}", _elements)
+VIEW_UPLOAD = (*HOST_VIEW, _TO_OTHER)
+DOWNLOAD_UPLOAD = (StepKind("download", _copy, "{refusal}", bytes_to_host, CPU), _TO_OTHER)
+THERE_AND_BACK = (
+    StepKind("download", _copy, "{refusal}, and {why}", bytes_to_host, CPU),
+    StepKind("upload", _upload, "and back", _elements),
+)

@@ -84,9 +84,7 @@ class Operand:
         "is_new",
         "memory",
         "nbytes",
-        "readonly",
         "shape",
-        "size",
         "stream",
     )
 
@@ -101,9 +99,7 @@ class Operand:
     memory: Memory | None
     """None for memory of the CPU that a numpy array keeps: no work of a device touches it."""
     nbytes: int
-    readonly: bool
     shape: tuple[int, ...]
-    size: int
     stream: int
     is_new: bool
     """Whether the memory was allocated just now, for work on `stream`: `access` is not needed."""
@@ -122,6 +118,16 @@ class Operand:
         """The distance between neighbours along each dimension, in elements."""
         itemsize = self.carrier.itemsize
         return tuple([step // itemsize for step in self.carrier.strides])
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.carrier.size
+
+    @property
+    def readonly(self) -> bool:
+        """Whether work on it must not write."""
+        return not self.carrier.flags.writeable
 
     @property
     def ndim(self) -> int:
@@ -207,10 +213,7 @@ def operand_of(tensor: Tensor) -> Operand:
     operand = _new(Operand)
     array = operand.carrier = tensor._array
     operand.shape = array.shape
-    operand.size = array.size
-    flags = array.flags
-    operand.contiguous = flags.c_contiguous
-    operand.readonly = not flags.writeable
+    operand.contiguous = array.flags.c_contiguous
     operand.stream = 0
     operand.is_new = False
     is_native = type(tensor) is ArrayTensor  # read here: its property costs a call
