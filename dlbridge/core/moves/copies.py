@@ -64,9 +64,8 @@ def from_host(target: Operand, source: Operand, progress: Progress | None) -> No
     flat = packed_bytes(source)
     memory = target.memory
     assert memory is not None  # only the CPU has such operands
-    in_one_call = target.contiguous and progress is None and target.nbytes <= UNREPORTED
     # Host memory used in place: the two may be the same bytes.
-    if memory.host_start is not None or not (in_one_call or _are_apart(target, target, progress)):
+    if memory.host_start is not None or needs_temporary(target, target, progress):
         flat = memoryview(bytearray(flat))
     _exchange(target, flat, progress, reads=False)
 
@@ -78,36 +77,31 @@ def to_host(target: Operand, source: Operand, progress: Progress | None) -> None
     if not source.contiguous and needs_full_span(source):
         _span_to_host(target, source, progress)
         return
-    in_one_call = source.contiguous and progress is None and source.nbytes <= UNREPORTED
     # Host memory used in place: the two may be the same bytes.
     in_place = memory.host_start is not None and not target.is_new
-    if (
-        in_place
-        or not target.contiguous
-        or not (in_one_call or _are_apart(source, target, progress))
-    ):
+    if in_place or not target.contiguous or needs_temporary(source, target, progress):
         _through_packed_host(target, source, progress)
         return
     into = target.carrier if target.memory is None else host_array(target)
     _exchange(source, into.data.cast("B"), progress, reads=True)
 
 
-def _are_apart(there: Operand, target: Operand, progress: Progress | None) -> bool:
-    """Whether no part of a copy between *there* and the host can change what a later one reads.
+def needs_temporary(there: Operand, target: Operand, progress: Progress | None) -> bool:
+    """Whether a part of a copy between *there* and the host may change what a later one reads.
 
     In one call the backend itself handles host memory that is the device's (`dlbridge.protocol`).
     """
     if target.is_new:
-        return True
+        return False
+    if there.contiguous and there.nbytes <= (UNREPORTED if progress is None else REPORTED):
+        return False
     plugin, memory = plugin_of(there.device), there.memory
     assert memory is not None
-    if there.contiguous:
-        several = there.nbytes > (UNREPORTED if progress is None else REPORTED)
-    else:
-        several = _calls(plugin, *region(there)) > 1
-    if not several or plugin.host_view is None or plugin.host_view_refusal is None:
-        return True
-    return bool(plugin.host_view_refusal(there.device.index, memory.data))
+    if not there.contiguous and _calls(plugin, *region(there)) <= 1:
+        return False
+    if plugin.host_view is None or plugin.host_view_refusal is None:
+        return False
+    return not plugin.host_view_refusal(there.device.index, memory.data)
 
 
 def _exchange(there: Operand, flat: memoryview, progress: Progress | None, *, reads: bool) -> None:
