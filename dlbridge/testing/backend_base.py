@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import itertools
 import mmap
 import os
@@ -106,6 +107,31 @@ def end_quietly(end: Callable[[], object]) -> None:
 def random_bytes(nbytes: int, seed: int = 0) -> bytes:
     """Bytes that do not repeat, so that a piece in the wrong place is noticed."""
     return random.Random(seed).randbytes(nbytes)
+
+
+SEED = int(os.environ.get("DLBRIDGE_KIT_SEED") or random.SystemRandom().getrandbits(32))
+"""What the sizes of this run are drawn from."""
+
+
+@functools.cache
+def _chance(test: str) -> random.Random:
+    return random.Random(f"{SEED} {test}")
+
+
+def drawn(least: int, most: int) -> int:
+    """A number of this run and test, from *least* to *most*, so that each run tries other sizes.
+
+    pytest shows what is printed here where the test fails.
+    """
+    number = _chance(os.environ.get("PYTEST_CURRENT_TEST", "")).randint(least, most)
+    print(f"{number} was drawn from {least} to {most} (DLBRIDGE_KIT_SEED={SEED})")
+    return number
+
+
+def drawn_sizes(least: int, most: int) -> list[int]:
+    """A number of bytes from each doubling of *least* up to *most*, and one close to *most*."""
+    steps = itertools.takewhile(lambda size: size < most, (least << bit for bit in range(64)))
+    return [*(drawn(step, min(2 * step, most)) for step in steps), drawn(most - most // 16, most)]
 
 
 def are_same(found: object, wanted: object) -> bool:
@@ -322,6 +348,12 @@ class BackendCase:
     to for nothing: it shows offsets that are cut to 30 or 32 bits, and copies that are cut.
     """
 
+    copied_nbytes = 320 << 20
+    """The bytes of the longest copy, for copies that are cut; at most half of `huge_nbytes`.
+
+    ``(1 << 31) + 2048`` shows lengths of 31 bits. Both sides are written: it takes twice as much.
+    """
+
     may_fill = False
     """Whether tests may use all of ``device_info(device_id)["memory"]``, as of a simulator."""
 
@@ -363,6 +395,9 @@ class BackendCase:
     def make_stream(self, backend: Any, device_id: int) -> object | None:
         """A new stream as a user would pass it; None if the device has none."""
         return None
+
+    def end_stream(self, backend: Any, device_id: int, stream: Any) -> None:
+        """End *stream*, made by `make_stream`, where it does not end with its last reference."""
 
     def make_current(
         self, backend: Any, device_id: int, stream: Any

@@ -19,10 +19,22 @@ from dlbridge.protocol import (
     SupportsHostView,
 )
 
-from .backend_base import OPERATIONS, PAGES, BackendCase, DeviceUnderTest, are_same, random_bytes
+from .backend_base import (
+    OPERATIONS,
+    PAGES,
+    BackendCase,
+    DeviceUnderTest,
+    are_same,
+    drawn,
+    drawn_sizes,
+    random_bytes,
+)
 
 VIEWED = [(0, 70_000), (1, 1), (3, 130), (4096, 904), ((1 << 16) + 3, 904)]
 """Offset and size of host views."""
+
+LARGE = 16 << 20
+"""Bytes of the largest memory that is tried in place."""
 
 
 class HostTests(BackendCase):
@@ -136,6 +148,60 @@ class HostTests(BackendCase):
         after = bytes(pages)
         assert after[:misaligned] == before[:misaligned]
         assert after[misaligned + nbytes :] == before[misaligned + nbytes :]
+
+    def test_large_host_imports(self, device: DeviceUnderTest) -> None:
+        """The same from 64 KiB on: each part of the memory is the host's."""
+        self.need(device.backend, SupportsHostImport)
+        tried = 0
+        for nbytes in drawn_sizes(1 << 16, min(self.max_nbytes, LARGE)):
+            with mmap.mmap(-1, nbytes - nbytes % mmap.PAGESIZE) as pages:
+                pin = ctypes.c_char.from_buffer(pages)
+                at = ctypes.addressof(pin)
+                refuses = device.backend.host_import_refusal
+                if not refuses(device.device_id, at, len(pages), True):
+                    tried += 1
+                    data, offset = device.import_host(at, len(pages))
+                    for place in self.places(len(pages)):
+                        self.is_shared(device, data, offset + place, at + place)
+                    device.free(data)
+                    device.synchronize()
+                del pin
+        if not tried:
+            pytest.skip(f"{self.name} imports no memory of this kind")
+
+    def test_large_host_views(self, device: DeviceUnderTest) -> None:
+        """Views from 64 KiB on, and each part of them: as `test_host_views`."""
+        self.viewable(device, b"any")
+        for nbytes in drawn_sizes(1 << 16, min(self.max_nbytes, LARGE)):
+            data = device.allocate(nbytes)
+            if device.backend.host_view_refusal(device.device_id, data):
+                continue
+            span, places = device.span(data, 0, nbytes), self.places(nbytes)
+            for seed, place in enumerate(places):
+                device.write(data, place, random_bytes(8, seed))
+            address = device.host_view(span, writable=True)
+            for seed, place in enumerate(places):
+                there = ctypes.string_at(address + place, 8)
+                assert there == random_bytes(8, seed), f"byte {place} of a view of {nbytes}"
+                ctypes.memmove(address + place, there[::-1], 8)
+            device.release_host_view(address)
+            for seed, place in enumerate(places):
+                there = device.read(data, place, 8)
+                assert there == random_bytes(8, seed)[::-1], f"byte {place} of a view of {nbytes}"
+            device.free(data)
+
+    def places(self, nbytes: int) -> list[int]:
+        """Offsets of eight bytes each: the first, the last, and one that is drawn in each part."""
+        part = nbytes // 12
+        between = [drawn(at, at + part - 8) for at in range(0, nbytes - part, part)]
+        return [0, *(place for place in between if 8 <= place < nbytes - 16), nbytes - 8]
+
+    def is_shared(self, device: DeviceUnderTest, data: int, offset: int, address: int) -> None:
+        """Each side reads the eight bytes that the other wrote there."""
+        ctypes.memmove(address, b"the host", 8)
+        assert device.read(data, offset, 8) == b"the host", f"byte {offset} is another one"
+        device.write(data, offset, b"a device")
+        assert ctypes.string_at(address, 8) == b"a device", f"byte {offset} is another one"
 
     def imported(
         self, device: DeviceUnderTest, address: int, readonly: bool = False

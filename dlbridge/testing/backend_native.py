@@ -31,6 +31,9 @@ LAYOUTS: dict[str, tuple[Any, ...]] = {
     "columns": (0, (3, 2), (32, 8)),
     "transposed": (0, (3, 4), (4, 12)),
     "offset and strides": (20, (2, 3), (40, 8)),
+    "backwards": (20, (2, 3), (-12, -4)),
+    "rows backwards": (24, (3, 3), (-12, 4)),
+    "columns backwards": (8, (2, 3), (12, -4)),
     "one element": (36, (), ()),
     "read-only": (0, (2, 3), None, True),
 }

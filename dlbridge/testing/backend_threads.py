@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import signal
 import sys
 import threading
 import time
@@ -37,6 +38,44 @@ device = DeviceUnderTest(load(), device_id)
 # On a slow device not all of it: two rounds of 2 ms for each piece of work take 5 s.
 if not free_in_finalizers(device, [*range(1, 61)] * 12, patience, patience / 24):
     os._exit(3)
+device.close()
+"""
+
+
+HANDLERS = """
+import faulthandler, os, random, signal, threading, time
+from dlbridge.testing.backend_base import DeviceUnderTest
+
+device = DeviceUnderTest(load(), device_id)
+held, chance, took = [], random.Random(1), 1e-3
+
+def end():
+    faulthandler.dump_traceback()
+    os._exit(3)
+
+def allocate():
+    return device.backend.allocate(device_id, 100, 1, device.stream)
+
+watch = threading.Timer(patience * 3 / 4, end)
+watch.daemon = True
+watch.start()
+data = device.filled(bytes(1000))
+signal.signal(signal.SIGALRM, lambda *_: held.clear())
+stop = time.monotonic() + patience / 24
+for turn in range(300):
+    held.append(allocate())
+    begun = time.perf_counter()
+    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, took))
+    device.write(data, 0, b"w" * 100)
+    device.read(data, 0, 100)
+    device.synchronize()
+    allocate()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    took = min(took, time.perf_counter() - begun) * 1.1
+    if time.monotonic() > stop:
+        break
+watch.cancel()
+held.clear()
 device.close()
 """
 
@@ -192,14 +231,18 @@ class ThreadTests(PublicCase):
     def test_free_anywhere_in_a_call(self, backend: Any) -> None:
         """A lock that the end of memory and another member take must not stop a finalizer.
 
-        In a process of its own, as a deadlock never ends.
+        Nor a signal handler that drops memory. In processes of their own, as a deadlock never ends.
         """
-        done = self.in_new_process(FINALIZERS)
-        assert done.returncode != 3, (
-            f"deadlock: a finalizer waits for a lock of its own thread\n{done.stderr}"
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        is_silent(done)
+        scenes = {"finalizer": FINALIZERS}
+        if hasattr(signal, "setitimer"):
+            scenes["signal handler"] = HANDLERS
+        for who, scene in scenes.items():
+            done = self.in_new_process(scene)
+            assert done.returncode != 3, (
+                f"deadlock: a {who} waits for a lock of its own thread\n{done.stderr}"
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            is_silent(done)
 
     def test_free_in_a_finalizer(self, backend: Any, device: DeviceUnderTest) -> None:
         """The garbage collector may free one tensor in the middle of any call for another."""

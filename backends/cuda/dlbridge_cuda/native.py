@@ -45,8 +45,8 @@ def _describe(obj: Any) -> NativeArray | None:
 def to_native(array: NativeArray) -> object:
     """A cuda.core StridedMemoryView over the memory, which keeps *array.owner* alive.
 
-    ExchangeError if cuda.core is not installed, if numpy does not know the dtype, or
-    if there are no elements.
+    ExchangeError if cuda.core is not installed, if numpy does not know the dtype, if a stride is
+    negative, or if there are no elements.
     """
     try:
         from cuda.core import Buffer
@@ -58,6 +58,11 @@ def to_native(array: NativeArray) -> object:
     if 0 in array.shape:  # it would be over no memory, and cuda.core says: on no device
         raise ExchangeError(
             f"cuda.core has no array of shape {array.shape}: it has no bytes, and so no device"
+        )
+    if any(step < 0 for step in array.strides or ()):
+        raise ExchangeError(
+            f"cuda.core has no view with negative strides, as {array.strides} bytes: its memory "
+            "begins at the first element; copy the tensor first, to_device(t, t.device, copy=True)"
         )
     dtype = _numpy_dtype(array.dtype)
     strides = array.strides and tuple(step // dtype.itemsize for step in array.strides)

@@ -106,6 +106,8 @@ class Memory:
         stream = self.default_streams[device_id] if handle == 0 else by_handle.get(handle)
         if stream is not None:
             stream.finish()
+        else:
+            Stream.finish_ended(handle)
 
     def bytes_of(self, span: Span, write: bool = False) -> memoryview:
         """The bytes; ExchangeError unless they exist, and may be written for *write*."""

@@ -52,7 +52,9 @@ class Stream:
             # The thread refers to the queue and not to the stream. So a stream to
             # which nothing else refers is deleted, and its thread ends.
             given = self._work, delay / 1e6, self._errors
-            threading.Thread(target=_run, args=given, daemon=True).start()
+            thread = threading.Thread(target=_run, args=given, daemon=True)
+            _threads[self.handle] = thread
+            thread.start()
         by_handle[self.handle] = self
 
     def enqueue(self, work: Callable[[], object]) -> None:
@@ -81,6 +83,13 @@ class Stream:
         """
         if not getattr(_current, "is_worker", False):
             self._drain()
+
+    @staticmethod
+    def finish_ended(handle: int) -> None:
+        """The same for a stream that is gone: its thread ends once its work is done."""
+        thread = _threads.get(handle)
+        if thread is not None and not getattr(_current, "is_worker", False):
+            thread.join()
 
     def _drain(self) -> None:
         done = _Event()
@@ -121,6 +130,8 @@ _CHOICE = f"a number of microseconds, up to {_HOUR} (an hour), such as 1000, or 
 _current = threading.local()
 _handles = itertools.count(0x5AFE_0000_0001)
 by_handle: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+_threads: weakref.WeakValueDictionary[int, threading.Thread] = weakref.WeakValueDictionary()
+"""Those that do the work of streams; Python has them as long as they run."""
 
 
 class _Event(SimpleQueue[None]):

@@ -15,6 +15,7 @@ import mmap
 import os
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,6 +77,34 @@ class Sound(Fake):
         self.stream(device_id, stream)
         pages = memoryview(mmap.mmap(-1, nbytes))  # of which only those are there that are used
         return self.enter(FakeMemory(next(self.handles), nbytes, device_id, pages, stream))
+
+    def move(self, stream, into, source):
+        if len(into) < 1 << 26:
+            super().move(stream, into, source)
+        else:
+            stream.enqueue(lambda: move_what_differs(into, source))
+
+    def fill(self, target, value, stream):
+        if target.nbytes < 1 << 26:
+            super().fill(target, value, stream)
+            return
+        into, queue = self.bytes_of(target, write=True), self.stream(target.device_id, stream)
+        one = memoryview(bytes([value]) * STEP)
+        queue.enqueue(lambda: [move_what_differs(part, one[: len(part)]) for part in parts(into)])
+
+
+STEP = 1 << 20
+
+
+def parts(content):
+    return (content[at : at + STEP] for at in range(0, len(content), STEP))
+
+
+def move_what_differs(into, source):
+    """Move bytes, and have no page of zeros for zeros that are there already."""
+    for to, at in zip(parts(into), parts(source), strict=True):
+        if not np.array_equal(np.frombuffer(to, "u1"), np.frombuffer(at, "u1")):
+            to[:] = at
 
 
 class Late(Sound):
@@ -240,6 +269,46 @@ class LatePooled(Late, Pooled):
     """No fault; work is done late."""
 
 
+class Slabs(LateEnds):
+    """No fault: memory of one size comes from slabs, and what was freed first is used again first.
+
+    It is used again behind the work on the stream that it was last used on.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.waiting = {}  # device and size -> memory and the stream that it is used behind
+
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
+        if nbytes > 1 << 20:
+            return super().allocate(device_id, nbytes, alignment, stream)
+        self.reopen(device_id)
+        queue = self.stream(device_id, stream)
+        waiting = self.waiting.setdefault((device_id, nbytes), deque())
+        if not waiting:
+            waiting.extend((memoryview(bytearray(nbytes)), None) for _ in range(self.slab))
+        content, of = waiting.popleft()
+        if of is not None:
+            queue.wait(of)
+        made = FakeMemory(next(self.handles), nbytes, device_id, content, stream)
+        memory = self.ending(made)
+        memory.owner = stream  # the one that it was made on
+        return memory
+
+    slab = 12
+
+    def at_end(self, memory):
+        if os.getpid() != PROCESS or memory.nbytes > 1 << 20:
+            return
+        handle = self.behind(memory)
+        stream = by_handle.get(handle) or self.default_streams[memory.device_id]
+        self.waiting[memory.device_id, memory.nbytes].append((memory.content, stream))
+
+    def behind(self, memory):
+        """The stream whose later work may use it again."""
+        return memory.stream
+
+
 class WithContent(Sound):
     """No fault: memory is made together with its content."""
 
@@ -256,6 +325,17 @@ class Exporting(Sound, FilesOfTheSystem):
     """No fault: other processes can have its memory."""
 
 
+class ExportingAtTheBeginning(Exporting):
+    """No fault: what is made for other processes begins where its file does."""
+
+    def allocate_exportable(self, device_id, nbytes, stream):
+        made = super().allocate_exportable(device_id, nbytes, stream)
+        return self.entered(device_id, made.owner, 0)
+
+    def export_memory(self, device_id, data):
+        return super().export_memory(device_id, data)._replace(offset=0)
+
+
 class Addresses(CPU):
     """No fault: ``data`` is an address."""
 
@@ -264,7 +344,8 @@ class Addresses(CPU):
 
 SOUND = [
     *(Sound, Late, Shared, LateShared, TakesMore, RefusesOverlaps, RenewsStreams),
-    *(Ends, Pooled, LatePooled, WithContent, Exporting, Addresses),
+    *(Ends, Pooled, LatePooled, Slabs, WithContent, Exporting),
+    *(ExportingAtTheBeginning, Addresses),
 ]
 
 
@@ -568,6 +649,52 @@ def fills_above_128_mib_are_cut(fake, real, target, value, stream):
     real(target._replace(nbytes=min(target.nbytes, MOST)), value, stream)
 
 
+@breaks("copy", "test_large_copies_are_not_cut")
+def copies_above_192_mib_are_cut(fake, real, target, source, stream):
+    """Two pieces are copied, and larger copies need a third."""
+    nbytes = min(target.nbytes, 192 << 20)
+    real(target._replace(nbytes=nbytes), source._replace(nbytes=nbytes), stream)
+
+
+@breaks("copy", "test_large_copies_are_not_cut")
+def second_piece_of_a_long_copy_is_lost(fake, real, target, source, stream):
+    """Of a copy in three pieces of 96 MiB the second is forgotten."""
+    for start in range(0, target.nbytes, 96 << 20):
+        nbytes = min(96 << 20, target.nbytes - start)
+        if start != 96 << 20 or target.nbytes < 192 << 20:
+            to = target._replace(offset=target.offset + start, nbytes=nbytes)
+            real(to, source._replace(offset=source.offset + start, nbytes=nbytes), stream)
+
+
+def length_of_31_bits(name, member, cut_to):
+    """A fault: the length of one member is an int of C."""
+
+    def takes_an_int(fake, real, *given):
+        length = given[0].nbytes
+        return real(*given) if length < 1 << 31 else cut_to(real, length & (1 << 31) - 1, *given)
+
+    takes_an_int.__name__, takes_an_int.__doc__ = name, f"The length of {member} has 31 bits."
+    breaks(member, "test_large_copies_are_not_cut")(takes_an_int)
+
+
+length_of_31_bits(
+    "copies_of_31_bits", "copy",
+    lambda real, n, to, at, stream: real(to._replace(nbytes=n), at._replace(nbytes=n), stream),
+)  # fmt: skip
+length_of_31_bits(
+    "uploads_of_31_bits", "copy_from_host",
+    lambda real, n, to, source, stream: real(to._replace(nbytes=n), source[:n], stream),
+)  # fmt: skip
+length_of_31_bits(
+    "downloads_of_31_bits", "copy_to_host",
+    lambda real, n, at, into, stream: real(at._replace(nbytes=n), into[:n], stream),
+)  # fmt: skip
+length_of_31_bits(
+    "fills_of_31_bits", "fill",
+    lambda real, n, to, value, stream: real(to._replace(nbytes=n), value, stream),
+)  # fmt: skip
+
+
 @breaks("copy_to_host", "test_source_and_target_may_lie_anywhere")
 def download_rounds_up(fake, real, source, into, stream):
     """Bytes of the host behind the target are overwritten, up to the next whole word."""
@@ -659,6 +786,24 @@ class MostDimensionsWrong(Sound):
             shape = (*target_region.shape[:-1], 1)
             target_region = target_region._replace(shape=shape)
         super().copy_strided(target, target_region, source, source_region, stream)
+
+
+def gaps_are_copied(name, member, flat):
+    """A fault: with equal strides on both sides all is copied, from the first byte to the last."""
+
+    def copies_the_gaps(fake, real, to, region, at, other_region, stream):
+        if region.strides == other_region.strides:
+            return getattr(fake, flat)(to, at, stream)
+        return real(to, region, at, other_region, stream)
+
+    copies_the_gaps.__name__ = name
+    copies_the_gaps.__doc__ = f"Where both sides of {member} have equal strides, gaps are copied."
+    breaks(member, "test_strided_copies")(copies_the_gaps)
+
+
+gaps_are_copied("gaps_are_copied_inside", "copy_strided", "copy")
+gaps_are_copied("gaps_are_copied_from_the_host", "copy_strided_from_host", "copy_from_host")
+gaps_are_copied("gaps_are_copied_to_the_host", "copy_strided_to_host", "copy_to_host")
 
 
 @breaks("copy_strided", "test_strided_copies_are_not_cut")
@@ -1028,6 +1173,14 @@ def locked_upload(fake, real, *given):
         real(*given)
 
 
+@breaks("synchronize", "test_free_anywhere_in_a_call", base=Locked)
+def locked_wait(fake, real, *given):
+    """The same while the host waits, where no objects are made: a signal handler frees memory."""
+    real(*given)
+    with fake.lock:
+        time.sleep(DRIVER_TIME)
+
+
 @breaks("bytes_of", "test_free_anywhere_in_a_call", base=Locked)
 def locked_lookup(fake, real, span, **write):
     """The same where the table is searched."""
@@ -1082,6 +1235,27 @@ def lost_between_two_statements(fake, real, *given):
     kept[made.data] = made
     time.sleep(DRIVER_TIME)
     return kept.pop(made.data)
+
+
+@found_by("test_signals_anywhere_in_a_call")
+class InterruptedAllocationsAreLost(Ends):
+    """What the driver gave is not known to the backend, if an exception comes right then."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = {}
+
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
+        made = super().allocate(device_id, nbytes, alignment, stream)
+        self.given[made.data] = nbytes
+        made.at_end = lambda memory: None  # the driver has given it, and nobody gives it back
+        time.sleep(DRIVER_TIME)
+        made.at_end = lambda memory: self.given.pop(memory.data, None)
+        return made
+
+    def device_info(self, device_id):
+        used = sum(self.given.copy().values())
+        return {**super().device_info(device_id), "memory_used": used}
 
 
 # Streams
@@ -1250,6 +1424,34 @@ class CurrentStreamStays(Late):
         return last.get(device_id, 0)
 
 
+class Staying(Stream):
+    """A stream that is current, for its backend, after a block that an exception has left."""
+
+    def __exit__(self, *exc):
+        super().__exit__(*exc)
+        if exc[0] is not None:
+            self.stays.stream = self
+
+
+@found_by("test_current_stream_is_the_threads_own")
+class CurrentStreamStaysAfterAnException(Late):
+    """A block that an exception leaves does not set the stream of before."""
+
+    def __init__(self):
+        super().__init__()
+        self.stays = threading.local()
+
+    def new_stream(self, device_id):
+        made = Staying(device_id)
+        made.stays = self.stays
+        return made
+
+    def current_stream(self, device_id):
+        stays = getattr(self.stays, "stream", None)
+        found = super().current_stream(device_id)
+        return stays.handle if not found and stays and stays.device_id == device_id else found
+
+
 @breaks("normalize_stream", "test_streams_of_other_devices", base=Late)
 def streams_of_other_devices_are_0(fake, real, device_id, stream):
     """A stream of another device is taken for the default stream."""
@@ -1331,6 +1533,26 @@ def early_destroy(fake, real, memory):
     memory.content[:] = bytes(len(memory.content))
 
 
+@breaks("at_end", "test_memory_may_outlive_its_stream", base=LateEnds)
+def ends_ask_for_their_stream(fake, real, memory):
+    """The end of memory is put behind its stream, which is not there any more."""
+    fake.stream(memory.device_id, memory.stream)
+
+
+@breaks("_end", "test_memory_may_outlive_its_stream", base=LateShared)
+def ends_of_imports_ask_for_their_stream(fake, real, imported):
+    """The same for the end of an import."""
+    fake.stream(imported.device_id, imported.stream)
+    return real(imported)
+
+
+@breaks("finish", "test_memory_may_outlive_its_stream", base=LateShared)
+def ends_of_imports_do_not_wait_for_a_stream_that_is_gone(fake, real, device_id, handle):
+    """The end of an import waits for a stream that is there, and for no work of one before."""
+    if not handle or handle in by_handle:
+        real(device_id, handle)
+
+
 # Errors of queued work
 
 
@@ -1378,6 +1600,18 @@ class ErrorsEndTheThread(Late):
             time.sleep(1)
 
 
+@breaks("behind", "test_free_waits_for_queued_downloads", base=Slabs)
+def slabs_behind_stream_0(fake, real, memory):
+    """Memory is used again behind stream 0."""
+    return 0
+
+
+@breaks("behind", "test_free_waits_for_queued_downloads", base=Slabs)
+def slabs_behind_their_first_stream(fake, real, memory):
+    """Memory is used again behind the stream that it was made on."""
+    return memory.owner
+
+
 # Native objects and foreign handles
 
 
@@ -1409,6 +1643,12 @@ described_wrong("native_views_at_4", "Off.", "test_native_views", "from_native",
 def bfloat16_is_float16(fake, real, array):
     """The ecosystem's name of a type is another one's."""
     return real(array._replace(dtype="float16") if array.dtype == "bfloat16" else array)
+
+
+@breaks("to_native", "test_native_layouts")
+def native_strides_are_positive(fake, real, array):
+    """The ecosystem counts strides from 0."""
+    return real(array._replace(strides=array.strides and tuple(map(abs, array.strides))))
 
 
 @breaks("from_native", "test_native_elements_below_a_byte")
@@ -1470,6 +1710,14 @@ def believes_the_device(fake, real, device_id, data, module):
     """The device is the one that the exporter named, and not the one of the memory."""
     real(device_id, data, module)
     return device_id, data
+
+
+@breaks("import_data", "test_overlaps")
+def refuses_blobs(fake, real, device_id, data, module):
+    """What dlbridge itself asks about, for a handle that its user names, is not found."""
+    if module == "dlbridge":
+        raise ExchangeError("none of mine")
+    return real(device_id, data, module)
 
 
 @breaks("import_data", "test_deleters_run_once")
@@ -1598,6 +1846,31 @@ def import_is_a_copy(fake, real, device_id, address, nbytes, readonly, stream):
     return made
 
 
+@breaks("import_host", "test_large_host_imports", base=Shared)
+def large_imports_are_copies(fake, real, device_id, address, nbytes, readonly, stream):
+    """More than 64 KiB of the host's memory is copied."""
+    if nbytes <= CHUNK:
+        return real(device_id, address, nbytes, readonly, stream)
+    return import_is_a_copy(fake, real, device_id, address, nbytes, readonly, stream)
+
+
+@breaks("import_host", "test_large_host_imports", base=Shared)
+def end_of_large_imports_is_a_copy(fake, real, device_id, address, nbytes, readonly, stream):
+    """The last page of host memory is another one where it is more than 1 MiB."""
+    made = real(device_id, address, nbytes, readonly, stream)
+    if nbytes > 1 << 20:
+        made.resource.memory.content = memoryview(bytearray(ctypes.string_at(address, nbytes)))
+    return made
+
+
+@breaks("host_view", "test_large_host_views", base=Shared)
+def large_views_are_copies(fake, real, span, writable, stream):
+    """A view of more than 1 MiB is one of a copy."""
+    if span.nbytes <= 1 << 20:
+        return real(span, writable, stream)
+    return view_of(fake, span, stream)
+
+
 @breaks("import_host", "test_host_import_of_read_only_memory", base=Shared)
 def imports_other_memory(fake, real, device_id, address, nbytes, readonly, stream):
     """Read-only memory is imported, and its bytes are not there."""
@@ -1666,6 +1939,24 @@ def trim_takes_what_is_in_use(fake, real, device_id):
         memory.content[:] = bytes(memory.nbytes)
 
 
+@breaks("trim", "test_trim_keeps_what_is_in_use", base=Pooled)
+def trim_takes_large_memory_in_use(fake, real, device_id):
+    """The same with memory of more than 1 MiB."""
+    real(device_id)
+    for memory in fake.live():
+        if memory.nbytes > 1 << 20:
+            memory.content[:] = bytes(memory.nbytes)
+
+
+@breaks("trim", "test_trim_keeps_what_is_in_use", base=Pooled)
+def trim_takes_small_memory_in_use(fake, real, device_id):
+    """The same with memory of less than 64 bytes."""
+    real(device_id)
+    for memory in fake.live():
+        if memory.nbytes < 64:
+            memory.content[:] = bytes(memory.nbytes)
+
+
 @breaks("trim", "test_trim_in_threads", base=Pooled)
 def trim_takes_what_others_use(fake, real, device_id):
     """The same while other threads use it."""
@@ -1713,6 +2004,12 @@ def exports_a_copy(fake, real, device_id, memory, stream):
 @breaks("import_memory", "test_exported_memory_is_one_memory", base=Exporting)
 def imports_without_the_offset(fake, real, device_id, memory, stream):
     """What is opened begins where the file does."""
+    return real(device_id, memory._replace(offset=0), stream)
+
+
+@breaks("import_memory", "test_memory_is_imported_at_its_offset", base=ExportingAtTheBeginning)
+def imports_begin_at_the_beginning(fake, real, device_id, memory, stream):
+    """As all that the backend itself exports does."""
     return real(device_id, memory._replace(offset=0), stream)
 
 
