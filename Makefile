@@ -20,7 +20,7 @@ NOT_RUN := $(abspath $(VENV))/not-run
 # All tests but those that need hardware, or minutes each.
 ALL := -m 'not gpu and not amd and not stress'
 
-.PHONY: help setup demo test test-quick test-all test-core test-backends test-opencl-platforms test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels storm clean
+.PHONY: help setup demo test test-quick test-all test-core test-backends test-opencl-platforms test-new-backend test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels storm clean
 
 help:
 	@echo "make demo     a photograph through every backend of this machine"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-quick  those of the core and the FFI that start no process (a minute or two)"
 	@echo "make test-all also other CPythons and the checks of the tests themselves; not stress, gpu, amd"
 	@echo "make test-opencl-platforms   OpenCL with three drivers in one process (half a minute)"
+	@echo "make test-new-backend   a new backend beside dlbridge[testing] alone (a minute)"
 	@echo "make setup    only installs what the tests need, into .venv"
 	@echo "make test-newest, make test-nightly   beside the newest releases; beside tonight's numpy and torch"
 	@echo "make test-lowest   the core and the FFI with the lowest versions that are allowed"
@@ -103,6 +104,10 @@ test-opencl-platforms: $(VENV)/.test
 test-all: $(VENV)/.test
 	$(BIN)/python tests/pythons.py --peers
 	$(MAKE) test-core test-backends SELECTED="$(ALL)"
+
+# The project of new-backend and its workflow, beside the wheel of dlbridge and its extra `testing`.
+test-new-backend: $(VENV)/.base
+	$(BIN)/python tests/new_backend.py
 
 # The core on the oldest and the newest other CPython from 3.11 up that is here.
 test-pythons: $(VENV)/.test

@@ -42,6 +42,11 @@ def padded_tensor(codes: list[int]) -> Any:
     return tensor_on(memory, dlbridge.dtype("uint4"), array.shape, padded=True)
 
 
+def packed_tensor(content: bytes, length: int) -> Any:
+    """A tensor of uint4 on the CPU with two elements in each byte, without ml_dtypes."""
+    return dlbridge.asarray(np.frombuffer(bytearray(content), "u1")).view("uint4")[:length]
+
+
 def on_host(tensor: Any) -> Any:
     """The elements of a tensor on any device as a numpy array.
 
@@ -122,7 +127,8 @@ class MoveTests(PublicCase):
         """bfloat16 and packed elements; the bytes are the same there and back."""
         codes = np.arange(1, 8, dtype="u2")
         bfloat16 = dlbridge.asarray(codes).view("bfloat16")
-        for source in (bfloat16, dlbridge.full(7, 5, "uint4"), padded_tensor([1, 2, 3])):
+        packed = packed_tensor(b"\x21\x43\x65\x07", 7)
+        for source in (bfloat16, packed, padded_tensor([1, 2, 3])):
             tensor = dlbridge.to_device(source, where, copy=True)
             assert (tensor.dtype, tensor.shape) == (source.dtype, source.shape)
             back = dlbridge.to_device(tensor, "cpu", copy=True)
@@ -213,8 +219,8 @@ class MoveTests(PublicCase):
 
     def test_elements_below_a_byte(self, where: str) -> None:
         """A copy into packed elements leaves those that it shares its last byte with."""
-        tensor = dlbridge.full(8, 7, "uint4", where)
-        dlbridge.copy_(tensor[2:5], dlbridge.full(3, 1, "uint4"))
+        tensor = dlbridge.to_device(packed_tensor(b"\x77" * 4, 8), where, copy=True)
+        dlbridge.copy_(tensor[2:5], packed_tensor(b"\x11\x11", 3))
         dlbridge.copy_(tensor[6:7], tensor[2:3])
         assert tensor.tobytes() == b"\x77\x11\x71\x71"
         dlbridge.copy_(tensor[:3], padded_tensor([2, 3, 4]))

@@ -16,7 +16,7 @@ from dlbridge.errors import Error
 from dlbridge.protocol import ADDRESS_DEVICES, NativeArray, SupportsNative
 
 from .backend_base import DeviceUnderTest, random_bytes
-from .backend_moves import DTYPES, PublicCase, numbers, on_host, padded_tensor
+from .backend_moves import DTYPES, PublicCase, numbers, on_host, packed_tensor, padded_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -223,7 +223,7 @@ class NativeTests(PublicCase, needs=SupportsNative):
 
     def test_native_elements_below_a_byte(self, backend: Any, where: str) -> None:
         """Packed ones are refused: work on the shape would go beyond. Padded ones stay padded."""
-        packed = dlbridge.full(5, 3, "uint4", where)
+        packed = dlbridge.to_device(packed_tensor(b"\x33" * 3, 5), where, copy=True)
         for give in (packed.to_native, packed[:2].to_native):
             assert unless_refused(give, "packed") is None
         padded = dlbridge.to_device(padded_tensor([1, 2, 3]), where, copy=True)
