@@ -91,6 +91,7 @@ def test_the_kit_notices(fault, kit, monkeypatch):
     registry.LOADED.pop("faulty", None)
     assert seen.collected
     assert seen.failed == {test}
+    assert FAULTS[fault].says in seen.why[0]
     # The fault, and not a mistake in its code.
     assert not re.search(MISTAKES, seen.why[0]), seen.why[0]
 

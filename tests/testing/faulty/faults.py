@@ -60,6 +60,7 @@ class Sound(Fake):
     both = False  # whether host and device share memory
     patience = 120
     hangs = False  # whether the test does not end, so that the kit has to end the process
+    says = ""  # what the failure's first line has
     capacity = 1 << 33
 
     def __init__(self):
@@ -339,7 +340,7 @@ class ExportingAtTheBeginning(Exporting):
 class Addresses(CPU):
     """No fault: ``data`` is an address."""
 
-    name, late, patience, hangs, capacity = "cpu", False, 120, False, 1 << 33
+    name, late, patience, hangs, says, capacity = "cpu", False, 120, False, "", 1 << 33
 
 
 SOUND = [
@@ -363,14 +364,15 @@ def found_by(test):
     return enter
 
 
-def breaks(member, test, base=Sound):
-    """Enter a fault in one *member* of *base*, which *test* finds."""
+def breaks(member, test, base=Sound, says=""):
+    """Enter a fault in one *member* of *base*, which *test* finds; what its first line *says*."""
 
     def enter(function):
         def instead(self, *given, **named):
             return function(self, getattr(super(cls, self), member), *given, **named)
 
         own = {member: instead, "__doc__": function.__doc__, "__module__": __name__}
+        own |= {"says": says} if says else {}
         cls = type(function.__name__, (base,), own)
         found_by(test)(cls)
         return function
@@ -943,7 +945,7 @@ def lack_of_memory_unmapped(fake, real, device_id, nbytes, *given):
     return real(device_id, nbytes, *given)
 
 
-@breaks("allocate", "test_too_much_is_refused")
+@breaks("allocate", "test_too_much_is_refused", says="bytes were given: the driver has got")
 def sizes_of_32_bits(fake, real, device_id, nbytes, *given):
     """The size is cut to what the driver takes."""
     return real(device_id, max(nbytes & 0xFFFFFFFF, 1) if nbytes > 1 << 40 else nbytes, *given)
@@ -1214,7 +1216,7 @@ class LocksItselfOut(Ends):
 class BareAcquire(Sound):
     """A lock is taken and given back by two calls, and an exception comes between them."""
 
-    patience = 8
+    patience, says = 8, "a lock is still held after the exception of a signal handler"
 
     def __init__(self):
         super().__init__()
@@ -1227,7 +1229,11 @@ class BareAcquire(Sound):
         self.lock.release()
 
 
-@breaks("allocate", "test_signals_anywhere_in_a_call")
+@breaks(
+    "allocate",
+    "test_signals_anywhere_in_a_call",
+    says="are lost after the exceptions of a signal handler",
+)
 def lost_between_two_statements(fake, real, *given):
     """What the driver gave is noted in the next statement, or not."""
     kept = vars(fake).setdefault("kept", {})
@@ -1240,6 +1246,8 @@ def lost_between_two_statements(fake, real, *given):
 @found_by("test_signals_anywhere_in_a_call")
 class InterruptedAllocationsAreLost(Ends):
     """What the driver gave is not known to the backend, if an exception comes right then."""
+
+    says = "bytes of the driver are lost after the exceptions of a signal handler"
 
     def __init__(self):
         super().__init__()
