@@ -55,7 +55,12 @@ Rules that hold for every member:
 * The exception of a signal handler may come between any two lines. A lock is taken by ``with``,
   and what a driver gave has an owner before it is given (`dlbridge.kit.resources`, again).
 * A lost device: every member that needs it raises `dlbridge.errors.DeviceLost`, at
-  once and without waiting for its work. An `Allocation` that is dropped then is
+  once and without waiting for its work; `SupportsNative.to_native` is one of them. Other devices
+  keep their memory, unless the driver loses them at the same moment, as devices of one context
+  or one process: a backend says in its documentation which (``lost_together`` in the conformance
+  kit). dlbridge asks no device for a plan or for the numbers of a tensor: ``explain`` and
+  ``operand`` answer for lost memory as for any other, and its use raises.
+  An `Allocation` that is dropped then is
   forgotten. Memory of the lost device never becomes valid
   again, also if the same ``device_id`` does: a backend may open the device anew in
   an `Backend.allocate` after the loss was reported, or say in the error that a new
@@ -347,7 +352,11 @@ class Backend(Protocol, metaclass=_Contract):
         """Copy all bytes of *source* to *into* (flat, writable), which is as long.
 
         They are there after ``synchronize``; on return, if `Facts.host_copies_block` is
-        True or there is no `SupportsStreams`.
+        True or there is no `SupportsStreams`. After the exception of a signal handler (Ctrl-C)
+        dlbridge calls ``synchronize`` again before it lets *into* go, because the device may
+        still write there: the user waits as long as the device works. If this wait is cut off
+        as well, *into* is kept for ever. A call of C is not cut off: where a device may stop for
+        good, wait in steps, so that the handler runs between them.
         """
 
     def current_stream(self, device_id: int) -> int:
@@ -394,7 +403,9 @@ class SupportsCopy(Protocol, metaclass=_Contract):
         for a copy between two memories of which both use host memory in place
         (`SupportsHostImport`), as these may be the same bytes. Work on the source device is
         already ordered before *stream* when the two devices are one, and synchronised by
-        dlbridge when they are not.
+        dlbridge when they are not: no stream of the source's device has a part in the copy.
+        After a copy between two devices dlbridge waits for *stream* before anything else
+        uses either side.
         """
 
 
@@ -470,7 +481,9 @@ class SupportsHostView(Protocol, metaclass=_Contract):
         ExchangeError where `host_view_refusal` gives a reason. Work on
         *stream* is complete by then. Device work on the memory must wait
         for the end of the view, when the object is dropped; host writes are visible to work
-        after it.
+        after it, on any stream. The backend waits for that end, if its driver has to be
+        waited for (an unmapping, for example): dlbridge calls nothing after the drop. In the
+        block of a ``Tensor.host_view`` dlbridge itself queues no work on the memory.
         """
 
 
@@ -620,6 +633,11 @@ class SupportsNative(Protocol, metaclass=_Contract):
         object of that shape, or raise ExchangeError where the ecosystem has none.
         An object that cannot express the strides, or that *array* is read-only, is
         refused by ExchangeError as well, never given out as something else.
+        ``from_native(to_native(array))`` names the same memory: the same *data* and *offset*, or
+        where *data* is an address the same sum of them. Work on the memory may still be queued:
+        dlbridge has ordered the device's current stream behind it, and does not wait. So work
+        with the object belongs on that stream; where its library has no streams, or another
+        one, the member waits.
         """
 
 

@@ -434,6 +434,13 @@ class BackendCase:
         """
         return False
 
+    def lost_together(self, backend: Any, device_id: int) -> set[int]:
+        """The devices that are lost with this one: those that share its context or its process.
+
+        The contract lets a backend say which; all others must keep their memory.
+        """
+        return {device_id}
+
     def failing_work(self, backend: Any, device_id: int, stream: int) -> bool:
         """Enqueue work on *stream* that the device refuses later; False where there is none."""
         return False

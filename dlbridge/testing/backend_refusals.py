@@ -17,12 +17,14 @@ from dlbridge.abi import capsule_pointer
 from dlbridge.errors import DeviceError, DeviceLost, Error, ExchangeError
 from dlbridge.protocol import (
     ADDRESS_DEVICES,
+    NativeArray,
     Region,
     Span,
     SupportsCopy,
     SupportsForeignData,
     SupportsHostView,
     SupportsMemoryExport,
+    SupportsNative,
     SupportsStreams,
     SupportsTrim,
 )
@@ -266,10 +268,12 @@ class LostTests(BackendCase):
     ) -> None:
         """Each use raises DeviceLost; memory can be dropped, and never comes back.
 
-        The device still counts as one, and the others keep their memory.
+        The device still counts as one, and the others keep their memory, but for those that are
+        lost with it (`BackendCase.lost_together`).
         """
         gc.collect()
         before, count = live_allocations(backend), backend.device_count()
+        together = self.lost_together(backend, device.device_id)
         others = [each for each in devices if each.device_id != device.device_id]
         kept = [each.filled(b"other") for each in others]
         calls = Calls(device)
@@ -288,9 +292,22 @@ class LostTests(BackendCase):
         if isinstance(backend, SupportsStreams):
             with pytest.raises(DeviceLost):
                 device.synchronize()
+        if isinstance(backend, SupportsNative):
+            array = NativeArray(
+                *span[:3], "uint8", (calls.nbytes,), None, readonly=False, owner=object()
+            )
+            with pytest.raises(DeviceLost):  # an object over memory that is not there is no use
+                backend.to_native(array)
         for other, its in zip(others, kept, strict=True):
-            assert other.read(its, 0, 5) == b"other"
-            other.free(its)
+            if other.device_id in together:
+                with pytest.raises(DeviceLost):
+                    other.read(its, 0, 5)
+            else:
+                try:
+                    assert other.read(its, 0, 5) == b"other"
+                except DeviceLost:
+                    pytest.fail(f"device {other.device_id} was lost, too (lost_together)")
+            end_quietly(partial(other.free, its))
         assert backend.device_count() >= count
         before_the_loss = DeviceUnderTest(backend, device.device_id, device.stream)
         try:
@@ -308,6 +325,9 @@ class LostTests(BackendCase):
         for each in (data, calls.other):
             end_quietly(partial(device.free, each))
         assert live_allocations(backend) == before
+        for other in others:
+            if other.device_id in together:
+                self.reopen(other)
 
     def test_lost_device_with_views_and_imports(
         self, backend: Any, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]

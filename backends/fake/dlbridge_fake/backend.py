@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.kit.resources import recall
-from dlbridge.protocol import NativeArray
+from dlbridge.protocol import NativeArray, Span
 
 from .memory import DEVICE_NAMES, FakeMemory
 from .shared import SharedMemory
@@ -21,7 +21,7 @@ from .strided import StridedCopies
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dlbridge.protocol import Allocation, Span
+    from dlbridge.protocol import Allocation
 
 __all__ = ["Array", "Fake"]
 
@@ -129,6 +129,8 @@ class Fake(StridedCopies, SharedMemory):
 
     def to_native(self, array: NativeArray) -> Array:
         """An `Array`; the description inside holds the owner."""
+        if array.data:
+            self.bytes_of(Span(*array[:3], 0))  # an error if the memory is not there, or lost
         return Array(array)
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:

@@ -160,6 +160,16 @@ def nested(region):
         extent += (count - 1) * stride
 
 
+class LosesBoth(Sound):
+    """No fault: the devices have one context, and are lost together."""
+
+    together = frozenset({0, 1})
+
+    def lose(self, device_id):
+        for each in self.together:
+            super().lose(each)
+
+
 class RenewsStreams(Sound):
     """No fault: the default stream has a handle, which ends with the device."""
 
@@ -344,7 +354,7 @@ class Addresses(CPU):
 
 
 SOUND = [
-    *(Sound, Late, Shared, LateShared, TakesMore, RefusesOverlaps, RenewsStreams),
+    *(Sound, Late, Shared, LateShared, TakesMore, RefusesOverlaps, LosesBoth, RenewsStreams),
     *(Ends, Pooled, LatePooled, Slabs, WithContent, Exporting),
     *(ExportingAtTheBeginning, Addresses),
 ]
@@ -1659,6 +1669,17 @@ def native_strides_are_positive(fake, real, array):
     return real(array._replace(strides=array.strides and tuple(map(abs, array.strides))))
 
 
+@breaks("to_native", "test_native_layouts", says="from_native(to_native(x)) names other memory")
+def native_objects_have_handles_of_their_own(fake, real, array):
+    """The ecosystem's object is a handle of its own for the same bytes."""
+    if not array.data:
+        return real(array)
+    known = recall(fake.table, array.data)
+    other = FakeMemory(next(fake.handles), known.nbytes, array.device_id, known.content)
+    fake.enter(other)
+    return real(array._replace(data=other.data, owner=(other, array.owner)))
+
+
 @breaks("from_native", "test_native_elements_below_a_byte")
 def padded_is_packed(fake, real, obj):
     """Elements of a byte each count as packed."""
@@ -2086,11 +2107,23 @@ def loss_unmapped(fake, real, device_id):
         raise OSError(str(exc)) from None
 
 
-@breaks("lose", "test_lost_device")
+@breaks("lose", "test_lost_device", says="device 1 was lost, too (lost_together)")
 def all_devices_are_lost_at_once(fake, real, device_id):
     """With one device the others are lost, too."""
     real(0)
     real(1)
+
+
+@breaks("lose", "test_lost_device", base=LosesBoth)
+def not_all_devices_are_lost_at_once(fake, real, device_id):
+    """The other device goes on with the memory of a context that is gone."""
+    Fake.lose(fake, device_id)
+
+
+@breaks("to_native", "test_lost_device")
+def native_objects_of_lost_memory(fake, real, array):
+    """The device is not asked, as an object of the ecosystem is only a description."""
+    return Array(array)
 
 
 @breaks("reopen", "test_lost_device")

@@ -86,6 +86,9 @@ class TestFaulty(BackendTests):
         backend.lose(device_id)
         return True
 
+    def lost_together(self, backend, device_id):
+        return getattr(backend, "together", {device_id})
+
 
 if ONLY:  # to collect three hundred tests takes longer than to run one
     for each in dir(TestFaulty):
