@@ -7,6 +7,8 @@ which the host reads. Where an address lives is asked from the driver, never tak
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
 from collections.abc import Callable, Mapping
 from ctypes import c_int
 from functools import cache, partial
@@ -23,7 +25,19 @@ from .regions import Side, copy_region
 from .staging import DIRECT, HostCopies
 from .streams import StreamRules
 
-__all__ = ["DeviceBackend", "HostBackend", "StreamBackend", "address_of", "bytes_at", "checked"]
+__all__ = [
+    "DeviceBackend",
+    "HostBackend",
+    "StreamBackend",
+    "address_of",
+    "bytes_at",
+    "checked",
+    "word_at",
+]
+
+FIRST_PAGE = 4096
+"""Bytes. No object has a smaller address: small integers are counters, flags or mistakes."""
+_WORD = ctypes.sizeof(ctypes.c_void_p)
 
 
 @cache
@@ -225,6 +239,26 @@ def bytes_at(address: int, nbytes: int) -> memoryview:
     """The memory at *address*, of the host or for a library that does not look at the bytes."""
     ffi = _ffi()
     return memoryview(ffi.buffer(ffi.cast("char *", address), nbytes))
+
+
+def word_at(address: int) -> int | None:
+    """The pointer-sized word at *address*; None if no object can be there.
+
+    Where the system lets a process read its own memory as a file, the result is
+    None for an address that is not mapped, too; elsewhere that is a crash.
+    """
+    if address < FIRST_PAGE or address >> (8 * _WORD) or address % _WORD:
+        return None
+    try:
+        memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, AttributeError):  # not Linux, or not allowed
+        return ctypes.c_size_t.from_address(address).value
+    try:
+        return int.from_bytes(os.pread(memory, _WORD, address), sys.byteorder)
+    except (OSError, OverflowError):  # not mapped; beyond what a file offset can be
+        return None
+    finally:
+        os.close(memory)
 
 
 # Device memory ------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError
+from dlbridge.kit.backend import word_at
 from dlbridge.kit.devices import Devices
 from dlbridge.kit.gate import Gate, wait_at_exit
 from dlbridge.kit.resources import shared_lock
@@ -17,6 +19,10 @@ __all__ = ["Sycl", "USMArray"]
 
 QUEUES_KEPT = 64  # of the users, so that their handles stay valid
 _RULES = StreamRules("SYCL", default=0, advice="-1, or a dpctl.SyclQueue")
+_CAPSULE = b"SyclQueueRef"  # dpctl copies the queue of a capsule with this name
+_capsule_of = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)(("PyCapsule_New", ctypes.pythonapi))
 
 
 class USMArray:
@@ -145,11 +151,11 @@ class Sycl(Devices):
             number = _RULES.normalize(stream)
             if number in (0, NO_ORDER):
                 return number
-            queue = self._users.get(number)
+            queue = self._users.get(number) or self._queue_at(number)
         if queue is None or self.home(queue) != device_id:
             raise ValueError(
                 f"stream {stream!r} is no known queue of oneapi:{device_id}; pass None, -1, or a "
-                "dpctl.SyclQueue of this device without a context of its own"
+                "dpctl.SyclQueue of this device without a context of its own, or its address"
             )
         if queue == own:
             return 0
@@ -160,6 +166,18 @@ class Sycl(Devices):
             self.call(self._users.get(oldest, own).wait)  # nobody can wait for it later
             self._users.pop(oldest, None)
         return handle
+
+    def _queue_at(self, address: int) -> Any:
+        """The object of dpctl for the ``sycl::queue`` at *address*; None if there is none.
+
+        Such a queue is a ``std::shared_ptr``: its second word leads to the counts, whose class is
+        that of the counts of dpctl's queues if both are of one SYCL library. SYCL would end the
+        process about anything else.
+        """
+        counts = _counts_of(address)
+        if counts is None or counts != _counts_of(self._own[0].addressof_ref()):
+            return None
+        return self.call(self.dpctl.SyclQueue, _capsule_of(address, _CAPSULE, None))
 
     def current_stream(self, device_id: int) -> int:
         """0: the queue that dpctl has for the device."""
@@ -206,6 +224,12 @@ class Sycl(Devices):
         for queue in [*self._own, *self._users.values()]:
             with self.lock:
                 queue.wait()
+
+
+def _counts_of(address: int) -> int | None:
+    """The table of virtual functions of the counts of the ``std::shared_ptr`` at *address*."""
+    counts = word_at(address + ctypes.sizeof(ctypes.c_void_p))
+    return word_at(counts) if counts else None
 
 
 def _pending(own: list[Any], users: dict[int, Any], lock: Any) -> Iterator[Callable[[], bool]]:

@@ -123,6 +123,34 @@ def test_one_queue_has_one_handle(oneapi, queue):
     assert oneapi.normalize_stream(0, oneapi.queue(0)) == 0
 
 
+def test_the_address_of_a_queue_is_taken(oneapi, queue):
+    """torch's streams of XPU give it as ``sycl_queue``; dpctl's queues say their own."""
+    handle = oneapi.normalize_stream(0, queue.addressof_ref())
+    assert oneapi.queue(0, handle) == queue
+    assert handle == oneapi.normalize_stream(0, queue) == oneapi.normalize_stream(0, handle)
+    assert oneapi.normalize_stream(0, oneapi.queue(0).addressof_ref()) == 0
+
+
+def test_work_on_a_queue_of_an_address_is_ordered(oneapi, queue):
+    source = bridge.zeros(1000, "uint32", "oneapi:0")
+    work = late_copy(queue, filled(queue, 7), memory_in(source, queue), SHORT)
+    address = queue.addressof_ref()
+    with bridge.use_stream("oneapi:0", address):
+        copied = bridge.to_device(source, "oneapi:0", copy=True)
+    assert (on_host(copied) == 7).all()
+    del work
+
+
+def test_an_address_without_a_queue_is_refused(oneapi):
+    """Mapped memory, too: SYCL would end the process."""
+    words = np.zeros(4, "u8")
+    words[:] = words.ctypes.data  # each word leads to itself
+    context = oneapi.queue(0).sycl_context.addressof_ref()
+    for address in (12345, 1 << 63, id(words), words.ctypes.data, context):
+        with pytest.raises(ValueError, match=r"is no known queue of oneapi:0; .*, or its address"):
+            oneapi.normalize_stream(0, address)
+
+
 def test_queues_are_forgotten_when_they_are_done(oneapi):
     first = dpctl.SyclQueue(oneapi.devices[0], property="in_order")
     tensor = bridge.zeros(1000, "uint32", "oneapi:0")

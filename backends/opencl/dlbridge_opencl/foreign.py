@@ -12,20 +12,14 @@ dispatch table of a platform. Measured on PoCL 3.1, Oclgrind 21.10 and Intel 202
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import os
-import sys
 
 import pyopencl as cl
 
 from dlbridge.errors import ExchangeError
+from dlbridge.kit.backend import word_at
 
 from . import devices
-
-POINTER_SIZE = ctypes.sizeof(ctypes.c_void_p)
-FIRST_PAGE = 4096
-"""Bytes. No object has a smaller address: small integers are counters, flags or mistakes."""
 
 
 def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
@@ -36,7 +30,7 @@ def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
     """
     handle: int | None = data
     if not is_object(data):
-        handle = _word_at(data)
+        handle = word_at(data)
         if handle is not None and not is_object(handle):
             handle = None
     if handle is None:
@@ -81,7 +75,7 @@ def is_object(handle: int) -> bool:
     roots, tables = _roots()
     if handle in roots or handle in devices.contexts():
         return False
-    return _word_at(handle) in tables
+    return word_at(handle) in tables
 
 
 @functools.cache
@@ -89,24 +83,4 @@ def _roots() -> tuple[frozenset[int], frozenset[int]]:
     """The handles of the platforms and devices in use, and their drivers' dispatch tables."""
     handles = [devices.device(i).handle for i in range(devices.device_count())]
     roots = frozenset(obj.int_ptr for each in handles for obj in (each, each.platform))
-    return roots, frozenset(word for word in map(_word_at, roots) if word is not None)
-
-
-def _word_at(address: int) -> int | None:
-    """The pointer-sized word at *address*; None if no object of a driver can be there.
-
-    Where the system lets a process read its own memory as a file, the result is
-    None for an address that is not mapped, too; elsewhere that is a crash.
-    """
-    if address < FIRST_PAGE or address >> (8 * POINTER_SIZE) or address % POINTER_SIZE:
-        return None
-    try:
-        memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, AttributeError):  # not Linux, or not allowed
-        return ctypes.c_size_t.from_address(address).value
-    try:
-        return int.from_bytes(os.pread(memory, POINTER_SIZE, address), sys.byteorder)
-    except (OSError, OverflowError):  # not mapped; beyond what a file offset can be
-        return None
-    finally:
-        os.close(memory)
+    return roots, frozenset(word for word in map(word_at, roots) if word is not None)
