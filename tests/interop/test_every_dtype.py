@@ -10,6 +10,7 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 import pytest
 from peers import peer
+from scripts import run_scene
 
 import dlbridge as bridge
 
@@ -238,3 +239,11 @@ def test_each_dtype_in_a_file(library, form, tmp_path):
             if found != values_of(expected):
                 wrong.append((name, like, found[0]))
     assert wrong == []
+
+
+@pytest.mark.skipif(
+    not hasattr(np.dtypes, "register_dlpack_dtype"), reason="numpy 2.5 has a registry of types"
+)
+def test_a_type_that_a_library_has_registered_with_numpy():
+    """numpy exports and imports it itself then; before 2.5 and without it we do."""
+    assert run_scene("registered.both_ways") == "the same\n"
