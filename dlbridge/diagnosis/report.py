@@ -38,6 +38,7 @@ PACKAGES = (
     "dpctl",
     "cuda-bindings",
     "cuda-core",
+    "hip-python-interop",  # a second cuda.bindings, over HIP
     "mpi4py",
 )
 

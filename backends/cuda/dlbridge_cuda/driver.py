@@ -19,6 +19,13 @@ from cuda.pathfinder import load_nvidia_dynamic_lib
 
 from dlbridge.errors import BackendUnavailable
 
+if getattr(cu, "HIP_PYTHON", False):  # its numbers are HIP's, and many names are missing
+    raise BackendUnavailable(
+        "no CUDA bindings: the package cuda.bindings that is here calls HIP, and is of "
+        "hip-python-interop; for AMD's GPUs take dlbridge-rocm, for NVIDIA's `pip uninstall "
+        "hip-python-interop`, then `pip install --force-reinstall cuda-bindings`"
+    )
+
 MINIMUM_VERSION = 12000
 """The oldest driver API that has every function used here under its present
 name and layout (``cuDriverGetVersion``: 1000 * major + 10 * minor)."""

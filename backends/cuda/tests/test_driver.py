@@ -27,6 +27,16 @@ def test_no_driver(fake):
         assert "no CUDA driver: libcuda could not be loaded; install" in said
 
 
+def test_bindings_that_call_hip(fake):
+    """hip-python-interop brings a package with the same name, and says so in this attribute.
+
+    Run with the real one, too (version 10.0.0.0.1.2).
+    """
+    hip = "from cuda.bindings import driver; driver.HIP_PYTHON = True"
+    for said in refusals(hip):
+        assert "cuda.bindings that is here calls HIP, and is of hip-python-interop" in said
+
+
 def test_a_driver_that_does_not_say_its_version(fake):
     from dlbridge_cuda.gpu import GPU
 
