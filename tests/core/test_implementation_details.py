@@ -416,8 +416,9 @@ def test_references_of_an_array_are_counted_at_once():
     before = sys.getrefcount(array)
     view = array[...]
     assert sys.getrefcount(array) == before + 1
+    alone = sys.getrefcount(view)  # 1 less since CPython 3.14, where the argument is borrowed
     capsule = view.__dlpack__()
-    assert sys.getrefcount(view) == 3  # view, the capsule, and the argument
+    assert sys.getrefcount(view) == alone + 1
     del capsule, view
     assert sys.getrefcount(array) == before
 

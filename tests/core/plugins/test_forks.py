@@ -63,7 +63,8 @@ def test_a_collector_that_is_off_stays_off():
 
 # A thread uses a name for the first time, and the process forks in the middle of its import.
 FIRST_USE = """
-import os, signal, sys, threading, time
+import os, signal, sys, threading, time, warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # since CPython 3.12
 import numpy
 import dlbridge as bridge
 
