@@ -130,6 +130,7 @@ if TYPE_CHECKING:
     )
     from .interop.blobs import from_blob as from_blob
     from .interop.exporter import Exporter as Exporter
+    from .processes.descriptors import from_fd as from_fd
     from .processes.pickles import unpickle_to as unpickle_to
     from .processes.shared_tensors import share as share
     from .trees import tree_to_device as tree_to_device
@@ -150,6 +151,7 @@ _PUBLIC = {
     "interop.exporter": "Exporter",
     "core.moves.host_views": "HostView",
     "core.moves.plans": "Plan Step Trace trace",
+    "processes.descriptors": "from_fd",
     "processes.pickles": "unpickle_to",
     "processes.shared_tensors": "share",
     "core.plugins.lookup": "device devices trim",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         cuda_array_interface as cuda_array_interface,
     )
     from .interop.arrow import arrow_exporter as arrow_exporter
+    from .processes.descriptors import to_fd as to_fd
     from .processes.pickles import (
         pickled as pickled,
         tobytes as tobytes,
@@ -45,6 +46,7 @@ _FUNCTIONS = {
     "core.moves.host_views": "host_view",
     "core.moves.printing": "html_of text_of",
     "core.plugins.lookup": "identity_of same_device",
+    "processes.descriptors": "to_fd",
     "processes.pickles": "pickled tobytes unpickle",
     "processes.shared_tensors": "empty_shared",
     "core.tensor.array_tensor": "build view_resized",

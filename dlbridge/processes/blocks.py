@@ -73,13 +73,18 @@ class Block:
 
 
 class SharedFile(Block):
-    """The file of a block of *nbytes* bytes."""
+    """The file of a block of *nbytes* bytes.
 
-    __slots__ = ("_mappings", "nbytes")
+    *is_foreign*: somebody else's, who can cut it off or demands more of who has it. It is not
+    passed on as a block.
+    """
+
+    __slots__ = ("_mappings", "is_foreign", "nbytes")
 
     def __init__(self, nbytes: int, token: bytes) -> None:
         super().__init__(token)
         self.nbytes = nbytes
+        self.is_foreign = False
         self._mappings: dict[bool, ref[MappedFile]] = {}
 
     def mapping(self, writable: bool) -> MappedFile:
@@ -89,7 +94,7 @@ class SharedFile(Block):
             found = MappedFile(self, writable)
             # Another thread may be as fast: then there are two mappings of the same bytes.
             remember(self._mappings, writable, found)
-            remember(_mapped, next(_numbers), found)
+            stay_mapped(found)
         return found
 
 
@@ -123,6 +128,11 @@ class MappedFile:
 _files: dict[bytes, ref[SharedFile]] = {}
 _mapped: dict[int, ref[MappedFile]] = {}
 _numbers = count()
+
+
+def stay_mapped(mapping: MappedFile) -> None:
+    """Note *mapping*, so that it is found by its address, and left to the end of the process."""
+    remember(_mapped, next(_numbers), mapping)
 
 
 @atexit.register

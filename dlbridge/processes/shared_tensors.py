@@ -139,8 +139,11 @@ def _import(mapping: MappedFile, target: Device) -> Memory:
     return made
 
 
-def find(operand: Operand) -> tuple[MappedFile, Layout] | None:
-    """The block that the elements are in, and where they are in it; None for other memory."""
+def find(operand: Operand, *, foreign: bool = False) -> tuple[MappedFile, Layout] | None:
+    """The block that the elements are in, and where they are in it; None for other memory.
+
+    *foreign*: also in a file that is not passed on as a block.
+    """
     memory = operand.memory
     if not operand.size:
         return None
@@ -152,7 +155,7 @@ def find(operand: Operand) -> tuple[MappedFile, Layout] | None:
         return None
     low, nbytes = operand.span()
     mapping = mapping_at(first + low, nbytes)
-    if mapping is None:
+    if mapping is None or (mapping.file.is_foreign and not foreign):
         return None
     layout = _layout_of(operand, first - mapping.address)
     return mapping, layout._replace(readonly=operand.readonly or not mapping.writable)

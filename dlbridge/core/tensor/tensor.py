@@ -675,6 +675,40 @@ class Tensor(TensorMetadata):
         """
         return methods.host_view(self)
 
+    def to_fd(self) -> tuple[int, dict[str, Any]]:
+        """Return a file descriptor of the memory, and where in it the tensor is.
+
+        For memory of `share`, `empty` with ``shared=True``, and `from_fd`: another process or
+        program has the same memory by the descriptor, without a copy.
+
+        Returns
+        -------
+        int
+            A new descriptor: close it with ``os.close`` once it was sent. That of a read-only
+            tensor cannot be used to write.
+        dict
+            The arguments of `from_fd` beside the descriptor: ``shape``, ``dtype``, ``offset``, and
+            ``strides`` where there are gaps. All of it can be written as JSON.
+
+        Raises
+        ------
+        ExchangeError
+            If no descriptor names the memory. It is also a BufferError.
+        DeviceError
+            If work of a device on the memory has failed, for which this waits.
+
+        Examples
+        --------
+        >>> import os
+        >>> t = bridge.empty((2, 3), "float32", shared=True)
+        >>> fd, layout = t.to_fd()
+        >>> layout
+        {'shape': [2, 3], 'dtype': 'float32', 'offset': 0}
+        >>> same = bridge.from_fd(fd, **layout)
+        >>> os.close(fd)
+        """
+        return methods.to_fd(self)
+
     def to_native(self) -> Any:  # the class is that of the device's ecosystem
         """Return the device ecosystem's own object over the same memory.
 
