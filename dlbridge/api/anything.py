@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.dlpack.structs import FLAG_IS_COPIED
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.dlpack import device_of_producer, import_producer, refuse_class
 from dlbridge.core.interfaces.lists import array_of
@@ -15,9 +16,11 @@ from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import importer_of, library_of
 from dlbridge.core.plugins.registry import known_backends
 from dlbridge.core.public import public
-from dlbridge.core.tensor.array_tensor import wrap_array
+from dlbridge.core.tensor.array_tensor import label_array, wrap_array
+from dlbridge.core.tensor.memory import carrier_dtype
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU, Device, type_names
+from dlbridge.core.values.dtypes import ForeignByteOrder, from_numpy
 from dlbridge.errors import ExchangeError
 from dlbridge.interop.array_interfaces import (
     NOTHING_TO_SHARE,
@@ -53,8 +56,35 @@ def import_anything(
 ) -> Tensor:
     """A Tensor of *x* on its own device; *wanted* is the dtype of Python numbers.
 
-    *device* is where it shall be: its backend is meant if several recognise *x*.
+    *device* is where it shall be: its backend is meant if several recognise *x*. Elements of the
+    other byte order are converted where *copy* allows it.
     """
+    try:
+        return _by_its_interface(x, wanted, copy, device)
+    except ForeignByteOrder:
+        if copy is False:
+            raise
+        return _in_our_order(x)
+
+
+def _in_our_order(x: Any) -> Tensor:
+    """The elements of *x*, whose array has the other byte order, in that of this machine."""
+    import numpy as np
+
+    array = np.asarray(x)
+    array = array.astype(array.dtype.newbyteorder("="), order="C")
+    dtype = from_numpy(array.dtype)
+    return label_array(array.view(carrier_dtype(dtype)), dtype, FLAG_IS_COPIED, type(x))
+
+
+def is_in_our_order(x: Any) -> bool:
+    """Whether *x* does not say that its elements have the other byte order."""
+    return getattr(getattr(x, "dtype", None), "isnative", True) is not False
+
+
+def _by_its_interface(
+    x: Any, wanted: DType | None, copy: bool | None, device: DeviceLike | None
+) -> Tensor:
     cls = type(x)
     if hasattr(cls, "__dlpack__") or cls.__name__ == "PyCapsule":
         return _from_producer(x, copy)

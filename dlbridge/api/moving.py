@@ -21,7 +21,7 @@ from dlbridge.core.tensor.metadata import describe
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.traces import TRACES
-from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.dtypes import ForeignByteOrder, dtype as as_dtype
 from dlbridge.core.values.layout import shares_places
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
@@ -210,6 +210,8 @@ def asarray(
 ) -> Tensor:
     """Return a Tensor of any array, buffer or list, without a copy if its memory can be shared.
 
+    Elements of the other byte order (``">f4"`` on most machines) are converted, in new memory.
+
     Parameters
     ----------
     x : ArrayLike
@@ -255,7 +257,10 @@ def asarray(
     if device is None and dtype is None and copy is None:
         importer = IMPORTERS.get(type(x))
         if importer is not None:
-            return importer(x)
+            try:
+                return importer(x)
+            except ForeignByteOrder:
+                pass  # it is converted below
     # What is wrong is said before a capsule is used up.
     check_copy(copy)
     wanted = None if dtype is None else as_dtype(dtype)
@@ -416,18 +421,21 @@ def to_device(
         at_once = route.at_once
         if at_once is ITSELF:
             return x
-        if at_once is not None:
-            result = at_once(x)
-            if result is not None:
-                return result
-        if route.is_plain:
-            x = move(x if route.importer is None else route.importer(x), route.target, None)
-            conversion = route.conversion
-            if conversion is None:
-                return x
-            result = conversion.at_once(x)
-            if result is not None:
-                return result
+        try:
+            if at_once is not None:
+                result = at_once(x)
+                if result is not None:
+                    return result
+            if route.is_plain:
+                x = move(x if route.importer is None else route.importer(x), route.target, None)
+                conversion = route.conversion
+                if conversion is None:
+                    return x
+                result = conversion.at_once(x)
+                if result is not None:
+                    return result
+        except ForeignByteOrder:
+            pass  # it is converted below
     tensor = at_its_place(x, route.importer, copy, device)
     return Move(x, tensor, route.target, copy, route.conversion).run(stream, progress)
 

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.api.anything import import_anything, is_copied, is_read_once
+from dlbridge.api.anything import import_anything, is_copied, is_in_our_order, is_read_once
 from dlbridge.api.like import Conversion
 from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of
@@ -30,6 +30,7 @@ from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
+from dlbridge.core.values.dtypes import ForeignByteOrder
 from dlbridge.errors import Error
 from dlbridge.interop.descriptions import to_native
 
@@ -112,8 +113,11 @@ def at_its_place(
     if isinstance(x, Tensor):
         return x
     if importer is not None and copy is None:
-        tensor: Tensor = importer(x)
-        return tensor
+        try:
+            tensor: Tensor = importer(x)
+            return tensor
+        except ForeignByteOrder:
+            pass  # it is converted below
     return import_anything(x, None, False if copy is False else None, device)
 
 
@@ -229,14 +233,20 @@ class Move:
 
     def _add_import(self, plan: Plan) -> None:
         """Put the copy in front that made the tensor, if the object has no memory to share."""
-        x, here = self.x, plan.source
-        if not plan.may_copy or importer_of(type(x)) is not None or not here.is_host:
-            return
-        if is_copied(x, self.tensor, plan.target):
-            plan.origin = origin_of(x)
-            if self.operand.nbytes:
-                reason = f"{plan.origin} has no memory that a tensor could share"
-                plan.steps.insert(0, Step("read", here, here, self.operand.nbytes, reason))
+        x, here = self.x, self.operand.device
+        converted = self.tensor.is_copied and not is_in_our_order(x)
+        if not converted:
+            if not plan.may_copy or importer_of(type(x)) is not None or not here.is_host:
+                return
+            if not is_copied(x, self.tensor, plan.target):
+                return
+        plan.origin = origin_of(x)
+        if self.operand.nbytes:
+            why = "has no memory that a tensor could share"
+            if converted:
+                why = "has the other byte order, and is converted"
+            step = Step("read", here, here, self.operand.nbytes, f"{plan.origin} {why}")
+            plan.steps.insert(0, step)
 
     def run(self, stream: StreamLike | None = None, progress: ProgressLike = None) -> Any:
         """The result; a trace gets a plan of the steps that ran."""

@@ -567,6 +567,17 @@ def fill_numpy_dtypes() -> dict[Any, DType]:
     return NUMPY_DTYPES
 
 
+class ForeignByteOrder(ExchangeError):
+    """The elements are not in the byte order of this machine. Nothing else need hinder."""
+
+    # For users it is the class that they know.
+    __module__ = ExchangeError.__module__
+    __qualname__ = ExchangeError.__qualname__
+
+
+ForeignByteOrder.__name__ = ExchangeError.__name__
+
+
 def from_numpy(np_dtype: np.dtype[Any]) -> DType:
     """The `DType` of a ``numpy.dtype``, ml_dtypes' included.
 
@@ -581,7 +592,9 @@ def from_numpy(np_dtype: np.dtype[Any]) -> DType:
         if numbers is not None and numbers[0] not in _KNOWN_LATER:
             found = NUMPY_DTYPES[np_dtype] = DType.of(*numbers)
     if found is None:
-        raise ExchangeError(f"numpy dtype {np_dtype!r} cannot be exchanged: {_obstacle(np_dtype)}")
+        # (A type with fields has other obstacles, too.)
+        kind = ExchangeError if np_dtype.isnative or np_dtype.names else ForeignByteOrder
+        raise kind(f"numpy dtype {np_dtype!r} cannot be exchanged: {_obstacle(np_dtype)}")
     return found
 
 
