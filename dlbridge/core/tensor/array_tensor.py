@@ -25,6 +25,7 @@ from .memory import (
     carrier_dtype,
     counts_elements,
     native_dtypes,
+    with_usual_strides,
 )
 from .metadata import carrier_of
 from .tensor import Tensor, refuse_call
@@ -167,14 +168,14 @@ def wrap_array(array: Array, producer: type | None = None) -> Tensor:
     """
     if not array.flags.forc:
         _check_strides(array)
+    array = with_usual_strides(array)
     if array.dtype not in native_dtypes():
         # A type that numpy does not export (ml_dtypes').
         dtype = from_numpy(array.dtype)
         flags = FLAG_SUBBYTE_PADDED if dtype.is_subbyte else 0
         return label_array(array.view(carrier_dtype(dtype)), dtype, flags, producer)
     # numpy does not export negative strides, on which torch 2.13 aborts, nor empty
-    # tensors, which must have a NULL pointer. Size-1 dimensions may have any
-    # strides (measured).
+    # tensors, which must have a NULL pointer.
     if array.size and (array.flags.forc or min(array.strides) >= 0):
         return wrap_plain(array, producer, readonly=not array.flags.writeable)
     return _over_array(array, NATIVE_DTYPES[array.dtype], 0, producer)

@@ -17,7 +17,7 @@ from dlbridge.errors import BackendUnavailable, Error, ExchangeError
 from dlbridge.protocol import CONTEXT_DEVICES
 
 from .array_tensor import ArrayTensor, NumpyTensor, tensor_on
-from .memory import Memory, access
+from .memory import Memory, access, with_usual_strides
 from .metadata import carrier_of, memory_under
 from .operand import operand_of
 from .tensor import Tensor
@@ -133,7 +133,7 @@ def own_export_of(tensor: Tensor, flags: int = 0) -> OwnExport:
 
 def _described(tensor: Tensor, flags: int) -> tuple[np.ndarray[Any, Any], Image | None]:
     """The carrier, and the fields that make numpy's export of it the tensor's; None if it is."""
-    array = carrier_of(tensor)
+    array = with_usual_strides(carrier_of(tensor))
     if not flags and type(tensor) is ArrayTensor:
         return array, None
     if tensor.is_padded:

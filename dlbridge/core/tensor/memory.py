@@ -324,6 +324,15 @@ def carrier(
         return carrier(memory, byte_offset, dtype, shape, tame, readonly, parent)
 
 
+def with_usual_strides(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """*array*, in which dimensions of size 1 have the strides of a row-major array.
+
+    Nobody takes these steps, so they may be any numbers, and ``x[None]`` of numpy has 0. Consumers
+    that compare all strides to find out whether memory is compact would refuse it.
+    """
+    return array.squeeze().reshape(array.shape) if 1 in array.shape else array
+
+
 @cache
 def carrier_dtype(dtype: DType) -> np.dtype[Any]:
     """The numpy dtype of carriers for *dtype*: one that numpy exports.

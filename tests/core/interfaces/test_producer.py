@@ -28,6 +28,7 @@ from dlbridge.conformance.producer import elements, shape_of
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
 from dlbridge.core.tensor.exchange import own_export_of
 from dlbridge.core.values.layout import compact_strides
+from dlbridge.extending import Memory, tensor_on
 
 VERSION = (1, 3)
 
@@ -126,6 +127,44 @@ def test_negative_strides_are_exported_as_a_copy(device):  # P41
     with pytest.raises(BufferError, match="negative strides"):
         tensor.__dlpack__(max_version=VERSION, copy=False)
     assert elements(exported(tensor, dl_device=(1, 0))).tolist() == [3, 2, 1, 0]
+
+
+STRANGE = {  # shape, strides, and those that a strict consumer expects
+    "outside": ((1, 3, 4), (0, 4, 1), (12, 4, 1)),
+    "between": ((3, 1, 4), (4, 999, 1), (4, 4, 1)),
+    "inside": ((3, 4, 1), (4, 1, 77), (4, 1, 1)),
+    "all": ((1, 1), (5, -7), (1, 1)),
+    "with gaps": ((3, 1, 4), (8, 0, 1), (8, 4, 1)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("device", ["cpu", "ext_dev:0"])
+@pytest.mark.parametrize("name", STRANGE)
+def test_strides_of_dimensions_of_size_1_are_row_major(name, device, dtype):  # P28
+    """Consumers that compare them find compact memory compact."""
+    shape, strides, expected = STRANGE[name]
+    if device != "cpu":
+        peer("dlbridge_fake")
+    whole = dlbridge.zeros(64, dtype, device)
+    memory = Memory(whole.device, whole.operand().data, "a test", whole)
+    tensor = tensor_on(memory, whole.dtype, shape, strides, byte_offset=whole.operand().byte_offset)
+    assert strides_of(exported(tensor)) == expected
+    own = own_export_of(tensor)  # of the exchange table
+    assert strides_of(own.pointer) == expected
+
+
+def test_views_by_a_new_dimension_have_row_major_strides():  # P28
+    own = own_export_of(dlbridge.from_dlpack(np.zeros((3, 4))[None]))
+    assert strides_of(own.pointer) == (12, 4, 1)
+    t = dlbridge.asarray(np.zeros((3, 4), "f4"))
+    for index, expected in (
+        ((None,), (12, 4, 1)),
+        ((slice(None), None), (4, 4, 1)),
+        ((Ellipsis, None), (4, 1, 1)),
+        ((slice(1), slice(None, None, 2)), (4, 2)),
+    ):
+        assert strides_of(exported(t[index])) == expected
 
 
 # Capsule and lifetime
