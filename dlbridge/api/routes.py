@@ -243,7 +243,7 @@ class Move:
         plan.origin = origin_of(x)
         if self.operand.nbytes:
             why = "has no memory that a tensor could share"
-            if converted:
+            if self.tensor.is_copied:
                 why = "has the other byte order, and is converted"
             step = Step("read", here, here, self.operand.nbytes, f"{plan.origin} {why}")
             plan.steps.insert(0, step)

@@ -281,23 +281,7 @@ class LostTests(BackendCase):
         span, views = device.span(data, 0, calls.nbytes), device.can_view(data)
         self.lose(device)
         assert backend.device_count() >= count
-        for name in calls.names:
-            if name == "host_view" and not views:
-                continue
-            try:
-                calls.run(name, span)
-            except DeviceLost:
-                continue
-            pytest.fail(f"{name} goes on with a device that is lost")
-        if isinstance(backend, SupportsStreams):
-            with pytest.raises(DeviceLost):
-                device.synchronize()
-        if isinstance(backend, SupportsNative):
-            array = NativeArray(
-                *span[:3], "uint8", (calls.nbytes,), None, readonly=False, owner=object()
-            )
-            with pytest.raises(DeviceLost):  # an object over memory that is not there is no use
-                backend.to_native(array)
+        _check_each_use_says_it(device, calls, span, views=views)
         for other, its in zip(others, kept, strict=True):
             if other.device_id in together:
                 with pytest.raises(DeviceLost):
@@ -381,3 +365,27 @@ class LostTests(BackendCase):
             device.synchronize()
         except Error:  # reports the loss
             self.reopen(device)
+
+
+def _check_each_use_says_it(
+    device: DeviceUnderTest, calls: Calls, span: Span, *, views: bool
+) -> None:
+    """Each use of a device that is lost raises DeviceLost."""
+    backend = device.backend
+    for name in calls.names:
+        if name == "host_view" and not views:
+            continue
+        try:
+            calls.run(name, span)
+        except DeviceLost:
+            continue
+        pytest.fail(f"{name} goes on with a device that is lost")
+    if isinstance(backend, SupportsStreams):
+        with pytest.raises(DeviceLost):
+            device.synchronize()
+    if isinstance(backend, SupportsNative):
+        array = NativeArray(
+            *span[:3], "uint8", (calls.nbytes,), None, readonly=False, owner=object()
+        )
+        with pytest.raises(DeviceLost):  # an object over memory that is not there is no use
+            backend.to_native(array)

@@ -147,9 +147,9 @@ def conversion_to_torch(monkeypatch):
 
 
 def array_of_a_library(monkeypatch):
-    library, _ = like.find_library("numpy")
+    library, _ = like.find_library("tvm_ffi")
     monkeypatch.setattr(like, "find_library", lambda _name: (library, signalled))
-    return lambda: like.as_library(bridge.zeros(3), "numpy", None)
+    return lambda: like.as_library(bridge.zeros(3), "tvm_ffi", None)
 
 
 CALLS = [table_of_torch, reading_by_numpy, importer_of_torch, importer_of_jax]

@@ -791,7 +791,7 @@ def test_a_list_that_is_no_rectangle():
     with pytest.raises(ValueError, match=r"a tensor is a rectangle.*pad") as caught:
         bridge.asarray([[1, 2], [3]])
     assert isinstance(caught.value.__cause__, ValueError)
-    with pytest.raises(ValueError, match="a tensor is a rectangle"):
+    with pytest.raises(ValueError, match="a list of arrays is stacked"):
         bridge.asarray([np.ones(2), np.ones(3)], dtype="float32")
 
 

@@ -126,7 +126,7 @@ def _alarming():
 
 
 @pytest.mark.usefixtures("_alarming")
-@pytest.mark.parametrize("step", ["_prototype", "allocate", "_pool_of", "_lend_to"])
+@pytest.mark.parametrize("step", ["_prototype", "new_tensor", "_pool_of", "_lend_to"])
 def test_allocator_that_a_signal_handler_interrupts(step, monkeypatch):  # X4
     """The handler's exception was reported to C as a failure of the allocator."""
     library, out, prototype = load(), Out(), Prototype()
