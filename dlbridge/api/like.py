@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.native import check_whole_elements
 from dlbridge.core.libraries.library import is_array_of, origin_of
-from dlbridge.core.libraries.lookup import find_library, is_known
+from dlbridge.core.libraries.lookup import find_library, is_known_library
 from dlbridge.core.moves.transfer import move, part_of_a_step
 from dlbridge.core.plugins.registry import LOADED, backends
 from dlbridge.core.tensor.array_tensor import ArrayTensor
@@ -148,7 +148,7 @@ class Conversion:
 
 def _is_backend(like: object, device: Device) -> bool:
     """Whether *like* names the backend of *device*; ExchangeError for another backend's name."""
-    if not isinstance(like, str) or is_known(like):
+    if not isinstance(like, str) or is_known_library(like):
         return False
     if like != device.name and like not in LOADED:
         return False
@@ -223,7 +223,7 @@ def _why_copy(library: Library, tensor: Tensor, *, fresh: bool) -> str:
     if fresh:
         return ""
     if tensor.readonly and not library.keeps_readonly:
-        known = "ignores" if is_known(name) else "may ignore"
+        known = "ignores" if is_known_library(name) else "may ignore"
         return f"the memory is read-only, which {name} {known}"
     if has_negative_strides(tensor) and not library.takes_negative_strides:
         return f"{name} takes no negative strides {tensor.strides}"

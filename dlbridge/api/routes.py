@@ -19,7 +19,7 @@ from dlbridge.api.anything import import_anything, is_copied, is_in_our_order, i
 from dlbridge.api.like import Conversion
 from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of
-from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, is_known, library_of
+from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, is_known_library, library_of
 from dlbridge.core.moves.plans import Step, is_recording, record_run
 from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.transfer import choose, copies, cost_of, described, run
@@ -100,7 +100,7 @@ def _is_kept(like: Any, conversion: Conversion | None) -> bool:
     """Whether the next *like* that is equal means the same *conversion*."""
     if conversion is None or conversion.convert is to_native:
         return True
-    return is_known(like if isinstance(like, str) else like.__name__)
+    return is_known_library(like if isinstance(like, str) else like.__name__)
 
 
 _TENSORS = (Tensor, NumpyTensor, ArrayTensor)

@@ -10,25 +10,34 @@ from functools import wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.api.anything import device_of
-from dlbridge.api.moving import to_device
-from dlbridge.core.interfaces.native import import_native
-from dlbridge.core.libraries.library import Library, is_array_of
-from dlbridge.core.libraries.lookup import find_library, is_known, library_of
-from dlbridge.core.plugins.lookup import check_device
-from dlbridge.core.plugins.registry import backend, backends
-from dlbridge.core.public import public
-from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import CPU, Device
-from dlbridge.core.values.dtypes import from_numpy
-from dlbridge.core.values.text import with_article
+from dlbridge import (
+    Device,
+    Tensor,
+    backend,
+    backends,
+    device_of,
+    dtype as as_dtype,
+    to_device,
+)
 from dlbridge.errors import Error, ExchangeError
+from dlbridge.extending import (
+    CPU,
+    Library,
+    check_device,
+    find_library,
+    import_native,
+    is_array_of,
+    is_known_library,
+    library_of,
+    public_in,
+    with_article,
+)
 
 if TYPE_CHECKING:
     from dlbridge.typing import AcceptsDecorator, DeviceLike
 
 
-@public
+@public_in("dlbridge")
 def accepts(like: str | ModuleType | type, *, device: DeviceLike | None = None) -> AcceptsDecorator:
     """Return a decorator: a function for one library then takes any library's tensors.
 
@@ -235,7 +244,7 @@ def _array_of_scalar(result: Any, origin: _Origin) -> Any:
         return result
     array = numpy.asarray(result)
     try:
-        from_numpy(array.dtype)
+        as_dtype(array.dtype)
         return to_device(array, origin.device, like=origin.like)
     except (ExchangeError, TypeError):  # dates and texts; a library without such arrays
         return result
@@ -243,7 +252,7 @@ def _array_of_scalar(result: Any, origin: _Origin) -> Any:
 
 def _meant(like: str | ModuleType | type) -> Library | str:
     """The library that *like* names, or the name of a backend."""
-    if isinstance(like, str) and not is_known(like) and like in backends():
+    if isinstance(like, str) and not is_known_library(like) and like in backends():
         backend(like)  # so that `to_device` knows it
         return like
     return find_library(like)[0]

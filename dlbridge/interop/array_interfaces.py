@@ -10,25 +10,24 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.implementation_details.python_api import address_of
-from dlbridge.core.libraries.library import origin_of
-from dlbridge.core.plugins.lookup import plugin_of
-from dlbridge.core.plugins.streams import current_use, wait
-from dlbridge.core.public import public
-from dlbridge.core.tensor.array_tensor import check_array, tensor_on, wrap_array
-from dlbridge.core.tensor.memory import Memory, order
-from dlbridge.core.tensor.operand import Operand, operand_of
-from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device, DLDeviceType
-from dlbridge.core.values.dtypes import DType, dtype as as_dtype, from_numpy
-from dlbridge.core.values.layout import (
-    compact_strides,
-    reach,
-    strides_in_elements,
-    why_impossible,
-)
+from dlbridge import Device, DLDeviceType, DType, Operand, Tensor, dtype as as_dtype
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
+from dlbridge.extending import (
+    Memory,
+    byte_reach,
+    check_array,
+    operand_of,
+    order_after,
+    origin_of,
+    plugin_of,
+    public_in,
+    ready_stream,
+    strides_in_elements,
+    tensor_on,
+    unless_handler,
+    why_impossible,
+    wrap_array,
+)
 from dlbridge.kit.limits import switch
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def _check_length(x: Any, interface: dict[str, Any], array: np.ndarray[Any, Any]
         return  # numpy has found an array in another way
     low, high = np.lib.array_utils.byte_bounds(array)
     first = interface.get("offset", 0)
-    begin = first - (address_of(array) - low)
+    begin = first - (array.ctypes.data - low)
     end = begin + high - low
     if array.size and not 0 <= begin <= end <= nbytes:
         raise ExchangeError(
@@ -213,7 +212,7 @@ class Interface(NamedTuple):
     """The stream to wait for; None if nothing needs to be waited for."""
 
 
-@public
+@public_in("dlbridge")
 def from_cuda_array_interface(
     x: SupportsCUDAArrayInterface | dict[str, Any],
     /,
@@ -266,7 +265,7 @@ def from_cuda_array_interface(
     memory = Memory(device, said.data, origin_of(x), x if owner is None else owner)
     tensor = tensor_on(memory, said.dtype, said.shape, said.strides, readonly=said.readonly)
     if sync and said.stream is not None and said.data and switch(SYNC, default=True):
-        memory.use_on(wait(device, said.stream))
+        order_after(memory, said.stream)
     return tensor
 
 
@@ -309,8 +308,7 @@ def parse(interface: object, dtype: Any = None) -> Interface:
     kind = _dtype(interface, dtype)
     data, readonly = _data(interface["data"], empty=0 in shape)
     strides = _strides(interface.get("strides"), shape, kind.itemsize)
-    low, high = reach(shape, compact_strides(shape) if strides is None else strides)
-    why = why_impossible(data, 0, low * kind.itemsize, high * kind.itemsize)
+    why = why_impossible(data, 0, *byte_reach(kind, shape, strides))
     if why:
         raise ExchangeError(f"__cuda_array_interface__: {why}")
     return Interface(data, readonly, shape, strides, kind, _stream(interface))
@@ -347,7 +345,7 @@ def _dtype(interface: dict[str, Any], wanted: Any) -> DType:
     except TypeError as exc:
         raise ExchangeError(f"__cuda_array_interface__: typestr {typestr!r} is not a type") from exc
     if theirs.kind != "V":
-        return from_numpy(theirs)
+        return as_dtype(theirs)
     if wanted is None:
         raise ExchangeError(
             f"__cuda_array_interface__: typestr {typestr!r} says only how large an element is; "
@@ -464,13 +462,11 @@ def _typestr(dtype: DType) -> str:
 
 def _exported_stream(operand: Operand) -> int | None:
     """The stream for a consumer's work, which counts as ours on our current stream; never 0."""
-    device, memory = operand.device, operand.memory
-    if device.type == DLDeviceType.kDLCUDAHost or not switch(EXPORT_STREAM, default=True):
+    memory = operand.memory
+    assert memory is not None  # only the CPU has such operands
+    if operand.device.type == DLDeviceType.kDLCUDAHost or not switch(EXPORT_STREAM, default=True):
         return None  # work on pinned memory is done when our calls return
     try:
-        use = current_use(device)
+        return ready_stream(memory) or LEGACY_STREAM
     except BackendUnavailable:  # no work of ours is on it; it came ready on the default stream
         return LEGACY_STREAM
-    if memory is not None:
-        order(memory, use, None)
-    return use.handle or LEGACY_STREAM

@@ -14,21 +14,25 @@ import sys
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.core.dlpack.capsules import capsule_pointer
-from dlbridge.core.dlpack.structs import MAX_NDIM
-from dlbridge.core.libraries.library import origin_of
-from dlbridge.core.tensor.array_tensor import tensor_on, wrap_array
-from dlbridge.core.tensor.memory import Memory
-from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.values.devices import CPU
-from dlbridge.core.values.dtypes import dtype as as_dtype
-from dlbridge.core.values.layout import MAX_NBYTES, why_impossible
+from dlbridge import dtype as as_dtype
+from dlbridge.abi import capsule_pointer
 from dlbridge.errors import ExchangeError
+from dlbridge.extending import (
+    CPU,
+    MAX_NBYTES,
+    MAX_NDIM,
+    Memory,
+    operand_of,
+    origin_of,
+    tensor_on,
+    why_impossible,
+    wrap_array,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge import Tensor
 
 
 _FORMATS = {

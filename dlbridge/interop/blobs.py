@@ -10,37 +10,42 @@ from operator import attrgetter, index, mul
 from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.api.creation import NAMED_TYPES, dtype_of, extents_of
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.exports import check_host_stream
-from dlbridge.core.implementation_details.ends import report
-from dlbridge.core.implementation_details.handlers import (
+from dlbridge import Device, DLDeviceType
+from dlbridge.abi import (
     RESUME,
+    bind,
+    ffi,
     handlers_exception,
     raise_when_dropped,
-    unless_handler,
+    report,
 )
-from dlbridge.core.libraries.library import origin_of
-from dlbridge.core.plugins.contract import parameters_of
-from dlbridge.core.plugins.lookup import check_device, plugin_of
-from dlbridge.core.plugins.streams import wait
-from dlbridge.core.public import public
-from dlbridge.core.tensor.array_tensor import tensor_on, wrap_plain
-from dlbridge.core.tensor.exchange import bind
-from dlbridge.core.tensor.memory import Memory, carrier
-from dlbridge.core.values.devices import CPU, Device, DLDeviceType
-from dlbridge.core.values.dtypes import NUMPY_OWN, alignment_of
-from dlbridge.core.values.layout import byte_reach, compact_strides, why_impossible
-from dlbridge.core.values.text import with_article
+from dlbridge.api.creation import NAMED_TYPES, dtype_of, extents_of
 from dlbridge.errors import ExchangeError
+from dlbridge.extending import (
+    CPU,
+    NUMPY_OWN,
+    Memory,
+    alignment_of,
+    byte_reach,
+    check_device,
+    check_host_stream,
+    order_after,
+    origin_of,
+    parameters_of,
+    plugin_of,
+    public_in,
+    tensor_on,
+    unless_handler,
+    why_impossible,
+    with_article,
+)
 from dlbridge.interop.exporter import Exporter
 from dlbridge.kit.resources import AllocationOwner, Owner, Resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dlbridge.core.tensor.tensor import Tensor
-    from dlbridge.core.values.dtypes import DType
+    from dlbridge import DType, Tensor
     from dlbridge.typing import DeviceLike, DTypeLike, StreamLike
 
 _ORIGIN = "dlbridge.from_blob"
@@ -49,7 +54,7 @@ _PAGE = 4096  # no system maps the first page of memory
 _FAR = 1 << 48  # below it addresses and numbers of elements need no look at where they end
 
 
-@public
+@public_in("dlbridge")
 def from_blob(
     data: Any,
     shape: int | Sequence[int],
@@ -186,11 +191,7 @@ def from_blob(
     else:
         blob = _Blob(data, keep)
         memory = _owned(where, address, blob)
-    if plain:
-        array = carrier(memory, byte_offset, kind, extents, steps, readonly)
-        tensor: Tensor = wrap_plain(array, None, readonly=readonly)
-    else:
-        tensor = tensor_on(memory, kind, extents, steps, byte_offset=byte_offset, readonly=readonly)
+    tensor = tensor_on(memory, kind, extents, steps, byte_offset=byte_offset, readonly=readonly)
     if stream is not None:
         _order_after(stream, memory, bool(tensor.size))
     if blob is not None:
@@ -289,7 +290,7 @@ def _order_after(stream: Any, memory: Memory, has_elements: bool) -> None:
         raise TypeError(f"{where} has no streams; stream must be None, not {stream!r}")
     handle = plugin.normalize_stream(where.index, stream)
     if handle != -1 and has_elements:
-        memory.use_on(wait(where, handle, plugin))
+        order_after(memory, handle)
 
 
 # What is checked ------------------------------------------------------------------
@@ -441,7 +442,7 @@ def _check_elements(
     count = prod(extents)
     if not count:
         return
-    low, high = byte_reach(kind, extents, steps or compact_strides(extents))
+    low, high = byte_reach(kind, extents, steps)
     wrong = ""
     if address == 0:
         wrong = "data is NULL, and there are elements; check what the allocation returned"

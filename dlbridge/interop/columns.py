@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.libraries.library import HOST_ONLY, Library, origin_of
-from dlbridge.core.values.text import with_article
 from dlbridge.errors import ExchangeError
+from dlbridge.extending import HOST_ONLY, Library, origin_of, with_article
 from dlbridge.interop.arrow import ARROW_TYPES, pyarrow_class
 
 from .descriptions import by_numpy
@@ -14,8 +13,7 @@ from .descriptions import by_numpy
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dlbridge.core.tensor.tensor import Tensor
-    from dlbridge.core.values.devices import Device
+    from dlbridge import Device, Tensor
 
 
 # What all of them have in common ---------------------------------------------------

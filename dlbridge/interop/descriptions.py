@@ -8,25 +8,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.libraries.library import (
+from dlbridge import DLDeviceType
+from dlbridge.errors import ExchangeError
+from dlbridge.extending import (
     ALL_HOST,
     FLOAT8,
     HOST_ONLY,
-    INTEGERS,
+    NUMPY_OWN,
     PACKED,
     Library,
     origin_of,
+    with_article,
 )
-from dlbridge.core.values.devices import DLDeviceType
-from dlbridge.core.values.dtypes import NUMPY_OWN
-from dlbridge.core.values.text import with_article
-from dlbridge.errors import ExchangeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlbridge.core.tensor.tensor import Tensor
-    from dlbridge.core.values.devices import Device
+    from dlbridge import Device, Tensor
+
 
 _CPU = DLDeviceType.kDLCPU
 _CUDA = DLDeviceType.kDLCUDA
@@ -36,7 +35,8 @@ _ROCM = DLDeviceType.kDLROCM
 _ONEAPI = DLDeviceType.kDLOneAPI
 _METAL = DLDeviceType.kDLMetal
 
-_PLAIN = frozenset({"bool", "float32", "float64"}) | INTEGERS
+_INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_PLAIN = frozenset({"bool", "float32", "float64"}) | _INTEGERS
 _COMPLEX = frozenset({"complex64", "complex128"})
 _SMALL_FLOATS = frozenset(
     {"float16", "bfloat16", "float8_e3m4", "float8_e4m3", "float6_e2m3fn", "float6_e3m2fn"}

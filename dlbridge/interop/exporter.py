@@ -7,13 +7,18 @@ from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.dlpack.foreign_tables import NAMES
-from dlbridge.core.interfaces.dlpack import as_tensor, no_tensor, produce
-from dlbridge.core.libraries.library import origin_of
-from dlbridge.core.public import public
-from dlbridge.core.tensor.array_tensor import ArrayTensor, MethodProperty
-from dlbridge.core.tensor.metadata import is_given_back
-from dlbridge.core.tensor.tensor import ExchangeTable, Tensor
+from dlbridge import Tensor
+from dlbridge.abi import (
+    TABLE_NAMES,
+    ArrayTensor,
+    ExchangeTable,
+    MethodProperty,
+    as_tensor,
+    is_given_back,
+    no_tensor,
+    produce,
+)
+from dlbridge.extending import origin_of, public_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +43,7 @@ class _FirstExport(MethodProperty):
         return super().__get__(instance, cls)
 
 
-@public
+@public_in("dlbridge")
 class Exporter:
     """A base class that gives your class of arrays all interfaces of a `Tensor`.
 
@@ -113,7 +118,7 @@ class Exporter:
                 "one that holds its Tensor"
             )
         # Of its own: that of a base class makes objects of the base class.
-        for name in NAMES:
+        for name in TABLE_NAMES:
             owner, found = _first(cls, name)
             ours = isinstance(found, ExchangeTable) or id(found) in ExchangeTable.made
             if owner is None or ours:

@@ -6,22 +6,27 @@ import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.interfaces.dlpack import import_from_host, import_producer
-from dlbridge.core.libraries.library import FLOAT8, PACKED, Library, origin_of
-from dlbridge.core.tensor.array_tensor import wrap_array, wrap_plain, writable
-from dlbridge.core.tensor.memory import NATIVE_DTYPES, native_dtypes
-from dlbridge.core.values.devices import DLDeviceType
-from dlbridge.core.values.dtypes import NUMPY_OWN, dtype as as_dtype
-from dlbridge.core.values.subbyte import unpack_bits
-from dlbridge.core.values.text import with_article
+from dlbridge import DLDeviceType, dtype as as_dtype, unpack_bits
+from dlbridge.abi import wrap_plain, writable
 from dlbridge.errors import ExchangeError
+from dlbridge.extending import (
+    FLOAT8,
+    NUMPY_OWN,
+    PACKED,
+    Library,
+    import_from_host,
+    import_producer,
+    native_dtypes,
+    origin_of,
+    unless_handler,
+    with_article,
+    wrap_array,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlbridge.core.tensor.tensor import Tensor
-    from dlbridge.core.values.devices import Device
+    from dlbridge import Device, Tensor
 
 
 def _refuse(x: Any) -> None:
@@ -93,12 +98,12 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
     def from_jax(x: Any) -> Tensor:
         # The buffer protocol gives the CPU's memory in place or refuses; `np.asarray(x)`
         # would copy memory of other devices. It knows numpy's own types only.
-        if x.dtype not in NATIVE_DTYPES:
+        if x.dtype not in native:
             return import_from_host(x)
         try:
             view = memoryview(x)
         except unless_handler(BufferError, RuntimeError, ValueError):
-            return import_producer(x, None, None, None)
+            return import_producer(x)
         array = asarray(view)
         if not array.size:
             return wrap_array(array, cls)
@@ -106,7 +111,7 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
 
     import numpy as np
 
-    native_dtypes()
+    native = native_dtypes()
     asarray = np.asarray
     return from_jax
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.libraries.library import HOST_ONLY, Library
-from dlbridge.core.tensor.array_tensor import new_array_tensor, wrap_array
-from dlbridge.core.tensor.memory import NATIVE_DTYPES, native_dtypes
-from dlbridge.core.tensor.metadata import numpy_type
-from dlbridge.core.tensor.tensor import Tensor
+from dlbridge import Tensor
 from dlbridge.errors import ExchangeError
+from dlbridge.extending import HOST_ONLY, Library, import_array, native_dtypes, numpy_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,20 +20,7 @@ def _refuse(x: Any) -> None:
 
 def _importer(_cls: type) -> Callable[[Any], Tensor]:
     native_dtypes()
-    return _from_numpy
-
-
-def _from_numpy(x: Any) -> Tensor:
-    array = x[...]  # our own view: x's metadata may change, and x stays alive
-    flags = array.flags
-    # Most arrays are `carray`. Not `farray`: numpy sets that for strided arrays, too.
-    plain = flags.carray or (flags.forc and flags.behaved)
-    if plain and array.dtype in NATIVE_DTYPES and array.size:
-        tensor = new_array_tensor()
-        tensor._array = array
-        tensor.__tensor_export__ = array.__dlpack__
-        return tensor
-    return wrap_array(array)
+    return import_array
 
 
 def _itself(x: Any) -> Any:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.dlpack.capsules import is_plain_host
-from dlbridge.core.dlpack.structs import DLPACK_VERSION
-from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.interfaces.dlpack import import_from_host, import_producer
-from dlbridge.core.libraries.library import ALL_HOST, Library
-from dlbridge.core.tensor.array_tensor import wrap_plain
-from dlbridge.core.tensor.memory import native_dtypes
-from dlbridge.core.values.layout import MAX_NBYTES
+from dlbridge.abi import DLPACK_VERSION, is_plain_host, wrap_plain
+from dlbridge.extending import (
+    ALL_HOST,
+    MAX_NBYTES,
+    Library,
+    import_from_host,
+    import_producer,
+    native_dtypes,
+    unless_handler,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge import Tensor
 
 
 def _importer(cls: type) -> Callable[[Any], Tensor]:
@@ -35,7 +37,7 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
             return import_from_host(x)
         if array.flags.carray and 0 < array.nbytes < MAX_NBYTES:
             return wrap_plain(array, cls)
-        return import_producer(x, None, None, None)
+        return import_producer(x)
 
     import numpy as np
 

@@ -31,11 +31,10 @@ def public_things():
                 for member, value in vars(cls).items():
                     if not member.startswith("_"):
                         found[f"{name}.{member}"] = value
-    values = {"CPU", "INSTALLATION", "LOADED", "MAX_NDIM"}
     return found | {
         f"extending.{name}": getattr(extending, name)
         for name in extending.__all__
-        if name not in values
+        if not name.isupper()
     }
 
 

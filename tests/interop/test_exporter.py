@@ -24,7 +24,7 @@ from toy_arrays import Array, Held, Pointer
 import dlbridge as bridge
 from dlbridge.conformance import check
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.foreign_tables import NAMES, table_of
+from dlbridge.core.dlpack.foreign_tables import TABLE_NAMES, table_of
 from dlbridge.core.tensor.exchange import own_export_of
 
 FLOATS = np.arange(6, dtype="float32").reshape(2, 3)
@@ -252,17 +252,17 @@ def test_compiled_functions_take_it(x):
 def test_both_names_and_a_table_for_each_class():
     addresses = set()
     for cls in CLASSES:
-        first, second = (getattr(cls, name) for name in NAMES)
+        first, second = (getattr(cls, name) for name in TABLE_NAMES)
         assert first is second
         assert capsule_name(first) == "dlpack_exchange_api"
         assert not get_destructor(first)
         addresses.add(pointer_in(first))
-        assert getattr(cls, NAMES[0]) is first
+        assert getattr(cls, TABLE_NAMES[0]) is first
         table = ffi.cast("DLPackExchangeAPI *", pointer_in(first))
         assert (table.header.version.major, table.header.version.minor) == (1, 3)
         assert table.managed_tensor_allocator != ffi.NULL
     assert len(addresses) == len(CLASSES)
-    assert not hasattr(bridge.Exporter, NAMES[0])
+    assert not hasattr(bridge.Exporter, TABLE_NAMES[0])
 
 
 def test_a_subclass_that_is_asked_before_its_base():
@@ -511,11 +511,11 @@ def test_an_inherited_method_stays():
     assert np.from_dlpack(After()).shape == (4,)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TABLE_NAMES)
 @pytest.mark.parametrize("form", [{}, {"tensor": "tensor"}])
 def test_a_table_of_its_own_stays(name, form):
     own = object()
-    other = next(each for each in NAMES if each != name)
+    other = next(each for each in TABLE_NAMES if each != name)
     mine = type("Mine", (bridge.Exporter,), {name: own}, **form)
     inherits = type("Inherits", (type("Base", (), {name: own}), bridge.Exporter), {}, **form)
     for cls in (mine, inherits, type("Sub", (mine,), {})):
@@ -536,7 +536,7 @@ def test_all_in_threads():
     def work(number):
         cls = type(f"Made{number % 50}", (Array,), {"__slots__": ()})
         x = cls(bridge.from_dlpack(FLOATS))
-        found = {pointer_in(getattr(cls, name)) for name in NAMES}
+        found = {pointer_in(getattr(cls, name)) for name in TABLE_NAMES}
         assert len(found) == 1
         assert np.from_dlpack(x).tolist() == FLOATS.tolist()
         return table_of(Array).export(shared).fields.shape

@@ -19,7 +19,7 @@ import dlbridge
 from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as c
 from dlbridge.core.dlpack import foreign_tables
-from dlbridge.core.dlpack.foreign_tables import NAMES, table_of
+from dlbridge.core.dlpack.foreign_tables import TABLE_NAMES, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
 from dlbridge.core.plugins.streams import begin_block, begin_call, end_blocks
 from dlbridge.ffi import streams, tensors
@@ -237,7 +237,7 @@ def library_with_stream(number):
     for name, function in functions.items():
         kind = c.typeof(getattr(struct, name))
         setattr(struct, name, c.cast(kind, ctypes.cast(function, ctypes.c_void_p).value))
-    setattr(Array, NAMES[-1], int(c.cast("uintptr_t", struct)))
+    setattr(Array, TABLE_NAMES[-1], int(c.cast("uintptr_t", struct)))
     Array.keep = (struct, functions, taken)
     return Array
 
@@ -276,7 +276,7 @@ def torch_with_stream(number, asked, monkeypatch):
     function = ctypes.cast(from_py_object, ctypes.c_void_p).value
     kind = c.typeof(struct.managed_tensor_from_py_object_no_sync)
     struct.managed_tensor_from_py_object_no_sync = c.cast(kind, function)
-    setattr(Tensor, NAMES[-1], int(c.cast("uintptr_t", struct)))
+    setattr(Tensor, TABLE_NAMES[-1], int(c.cast("uintptr_t", struct)))
     Tensor.keep, Tensor.__module__ = (Array, from_py_object), "torch"
     Tensor.__qualname__ = "_OfThisTest"  # where short ways look whether it is torch's own
     monkeypatch.setattr(torch, "_OfThisTest", Tensor, raising=False)
@@ -597,7 +597,7 @@ def test_a_call_lends_tensors_of_torch_on_the_device(fake, cuda, chosen, monkeyp
         kind = c.typeof(table.dltensor_from_py_object_no_sync)
         function = ctypes.cast(dltensor_from_py_object, ctypes.c_void_p).value
         table.dltensor_from_py_object_no_sync = c.cast(kind, function)
-        for name in NAMES:  # torch has one of them
+        for name in TABLE_NAMES:  # torch has one of them
             setattr(Lent, name, int(c.cast("uintptr_t", table)))
         monkeypatch.setitem(foreign_tables._tables, torch.Tensor, table_of(Lent))
         monkeypatch.setattr(tensors, "_torchs_work", {})

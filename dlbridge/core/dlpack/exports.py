@@ -25,6 +25,7 @@ from dlbridge.core.implementation_details.python_api import (
     immortal,
     undisguised,
 )
+from dlbridge.core.public import for_guests
 from dlbridge.core.values.devices import plain_number
 from dlbridge.errors import ExchangeError
 
@@ -258,8 +259,25 @@ def check_copy(copy: object) -> None:
         raise TypeError(f"copy must be True, False or None, not {copy!r}")
 
 
+@for_guests
 def check_host_stream(stream: object) -> None:
-    """TypeError or ValueError unless *stream* is None or -1: host memory has no streams."""
+    """Raise unless a stream is none, as it must be for memory of the host.
+
+    Parameters
+    ----------
+    stream : object
+        What somebody passed as ``stream=``: None or -1 (no order is wanted).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything else: host memory has no streams.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import check_host_stream
+    >>> check_host_stream(None)
+    """
     if stream is None:
         return
     if isinstance(stream, bool) or not isinstance(stream, int):

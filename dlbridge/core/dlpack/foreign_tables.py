@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .exports import OwnExport
 
 
-NAMES = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
+TABLE_NAMES = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
 """The attribute's name, and the one it had before."""
 
 CAPSULE_NAME = b"dlpack_exchange_api"
@@ -122,7 +122,7 @@ _tables: weakref.WeakKeyDictionary[type, ForeignTable] = weakref.WeakKeyDictiona
 
 
 def _find_table(cls: type) -> ForeignTable | None:
-    for name in NAMES:
+    for name in TABLE_NAMES:
         value = getattr(cls, name, None)
         if not isinstance(value, int) or isinstance(value, bool):
             value = capsule_pointer(value, CAPSULE_NAME)

@@ -28,6 +28,7 @@ from dlbridge.core.moves.host_views import shared_on_host
 from dlbridge.core.moves.transfer import copy_of, copy_to_host, why_no_host_view
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import consumer_stream, wait
+from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.array_tensor import check_array, label_array, wrap_array
 from dlbridge.core.tensor.exchange import adopt, capsule_of, order_consumer
 from dlbridge.core.tensor.metadata import has_negative_strides, memory_under
@@ -43,8 +44,44 @@ if TYPE_CHECKING:
     from dlbridge.core.dlpack.foreign_tables import ForeignTable
 
 
-def import_producer(x: Any, target: Device | None, copy: bool | None, stream: Any) -> Tensor:
-    """A Tensor of *x*; it is on *target* only if the producer moved it there."""
+@for_guests
+def import_producer(
+    x: Any, target: Device | None = None, copy: bool | None = None, stream: Any = None
+) -> Tensor:
+    """Return a tensor of a DLPack producer, by its exchange table or its method.
+
+    As `dlbridge.from_dlpack`, but without the short way that the library of the producer has: for
+    those who write one, and for what it leaves out.
+
+    Parameters
+    ----------
+    x : SupportsDLPack or capsule
+        The producer.
+    target : Device, optional
+        Where the producer is asked to bring it, if that is the CPU.
+    copy : bool, optional
+        False: the producer must not copy.
+    stream : StreamLike, optional
+        The stream of the consumer. None: ours.
+
+    Returns
+    -------
+    Tensor
+        On the device of *x*, or on *target* if the producer has brought it there.
+
+    Raises
+    ------
+    TypeError
+        If it is no producer.
+    ExchangeError
+        If it has no plain memory, or describes it against the standard. It is also a BufferError.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import import_producer
+    >>> import_producer(np.arange(3)).tolist()
+    [0, 1, 2]
+    """
     if isinstance(x, Tensor):
         if stream is not None:
             order_consumer(x, stream)
@@ -94,10 +131,28 @@ def no_tensor(x: Any, tensor: object) -> ExchangeError:
     )
 
 
+@for_guests
 def import_from_host(x: Any) -> Tensor:
-    """A Tensor of *x*, whose memory is probably the CPU's: ``__dlpack__`` is called without a look.
+    """Return a tensor of a DLPack producer whose memory is probably the CPU's.
 
-    To ask a jax array for its device takes 1.2 us. A capsule of other memory is dropped.
+    Its ``__dlpack__`` is called at once: to ask a jax array for its device takes 1.2 us. A capsule
+    of other memory is dropped, and `import_producer` takes its place.
+
+    Parameters
+    ----------
+    x : SupportsDLPack
+        The producer.
+
+    Returns
+    -------
+    Tensor
+        On the device of *x*.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import import_from_host
+    >>> import_from_host(np.arange(3)).tolist()
+    [0, 1, 2]
     """
     cls = type(x)
     traits = _TRAITS[cls] if cls in _TRAITS else _find_traits(cls)

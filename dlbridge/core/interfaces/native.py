@@ -9,6 +9,7 @@ from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.plugins.lookup import check_device, plugin_of
 from dlbridge.core.plugins.registry import LOADED, packages_of, plugin_named
 from dlbridge.core.plugins.streams import chosen_stream
+from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.array_tensor import tensor_on
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import operand_of
@@ -33,14 +34,39 @@ def is_of_backend(cls: type) -> bool:
     return bool((library is not None and library.backend) or packages_of(cls))
 
 
+@for_guests
 def import_native(
     x: Any, library: Library | None, device: DeviceLike | None = None
 ) -> Tensor | None:
-    """*x*, of *library*, as a Tensor, if it is a native object of a backend.
+    """Return a tensor on the memory of a native object of a backend, a pyopencl array for example.
 
-    Asked are the backend that its library or its package names, and those that are
-    loaded already: no other driver is loaded for an object that may be no backend's.
-    One that cannot run here is passed over, but not the one that is *known* to be meant.
+    Parameters
+    ----------
+    x : object
+        Anything.
+    library : Library or None
+        What `library_of` says of its class.
+    device : DeviceLike, optional
+        Where it shall be: that backend is meant if several know the object.
+
+    Returns
+    -------
+    Tensor or None
+        None if no backend knows it. Asked are the backend that its library or its package names,
+        and those that are loaded already: no other driver is loaded for an object that may be no
+        backend's. One that cannot run here is passed over, but not the one that is known to be
+        meant.
+
+    Raises
+    ------
+    ExchangeError
+        If it is no plain memory, or several backends know it. It is also a BufferError.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import import_native
+    >>> print(import_native(object(), None))
+    None
     """
     if type(x).__module__ == "builtins" or type(x).__module__.startswith("numpy"):
         return None

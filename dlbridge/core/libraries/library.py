@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from dlbridge.core.public import public
+from dlbridge.core.public import for_guests, public
 from dlbridge.core.values.devices import DLDeviceType
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ ALL_HOST: frozenset[int] = HOST_ONLY | {
     DLDeviceType.kDLROCMHost,
 }
 
-INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 PACKED = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
 FLOAT8 = frozenset(
     f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
@@ -149,8 +148,30 @@ class Library(NamedTuple):
     host_types: frozenset[int] = HOST_ONLY
 
 
+@for_guests
 def is_array_of(library: Library, cls: type, exactly: bool = False) -> bool:
-    """Whether *cls*, or one of its bases if not *exactly*, is an array class of *library*."""
+    """Return whether a class is one of the array classes of a library.
+
+    Parameters
+    ----------
+    library : Library
+        Its description.
+    cls : type
+        Any class.
+    exactly : bool
+        Whether the class itself must be one; else a base of it may be.
+
+    Returns
+    -------
+    bool
+        By the names in `Library.arrays`; nothing is imported.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import is_array_of, library_of
+    >>> is_array_of(library_of(np.ndarray), np.ma.MaskedArray)
+    True
+    """
     for entry in library.arrays:
         package, _, name = entry.rpartition(".")
         for base in (cls,) if exactly else cls.__mro__:
@@ -161,6 +182,24 @@ def is_array_of(library: Library, cls: type, exactly: bool = False) -> bool:
     return False
 
 
+@for_guests
 def origin_of(x: Any) -> str:
-    """The type of *x* in words, for messages."""
+    """Return the type of an object in words, for messages and the ``origin`` of a `Memory`.
+
+    Parameters
+    ----------
+    x : object
+        Anything.
+
+    Returns
+    -------
+    str
+        The module and the name of its class.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import origin_of
+    >>> origin_of(np.zeros(3))
+    'numpy.ndarray'
+    """
     return f"{type(x).__module__}.{type(x).__qualname__}"

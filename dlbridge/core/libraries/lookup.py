@@ -80,16 +80,30 @@ def find_description(name: str) -> Library | None:
     return _load(name) if name in _FILES else _small().get(name)
 
 
-def library_of(cls: type) -> Library | None:
-    """The description of the library whose arrays are of class *cls*, or of a class under it.
+@for_guests
+def library_of(kind: type) -> Library | None:
+    """Return the description of the library whose arrays are of a class, or of a class under it.
 
-    The first base class whose package has a description decides. None if there
-    is none. No library is imported.
+    Parameters
+    ----------
+    kind : type
+        Any class.
+
+    Returns
+    -------
+    Library or None
+        The first base class whose package has a description decides. No library is imported.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import library_of
+    >>> library_of(np.ndarray).name, library_of(str)
+    ('numpy', None)
     """
     try:
-        return _of_class[cls]
+        return _of_class[kind]
     except KeyError:
-        found = _of_class[cls] = _search_bases(cls)
+        found = _of_class[kind] = _search_bases(kind)
         return found
 
 
@@ -167,19 +181,58 @@ def _entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
-def is_known(name: str) -> bool:
-    """Whether a library of that name has a description.
+@for_guests
+def is_known_library(name: str) -> bool:
+    """Return whether a library has a description, here or by entry point.
 
-    Then what is found for ``like=`` is kept. Another name is that of the module that is imported
-    now, with the function that it has now: it may be reloaded, or be a test's double.
+    Parameters
+    ----------
+    name : str
+        The name of a module.
+
+    Returns
+    -------
+    bool
+        True: what `find_library` gives for the name stays the same. Another name is that of the
+        module that is imported now, with the function that it has now: it may be reloaded.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import is_known_library
+    >>> is_known_library("numpy"), is_known_library("json")
+    (True, False)
     """
     return name in known_libraries() or (name not in _NO_LIBRARY and _of_others(name) is not None)
 
 
+@for_guests
 def find_library(like: object) -> tuple[Library, Callable[[Tensor], Any]]:
-    """The library that *like* names, and the function that makes its array of a Tensor.
+    """Return the library that ``like=`` names, and the function that makes its array of a Tensor.
 
-    *like* is a name, a module, an array or an array class.
+    Parameters
+    ----------
+    like : str, module, array or array type
+        As in `dlbridge.to_device`.
+
+    Returns
+    -------
+    tuple of Library and callable
+        The function gets a `Tensor`. It checks nothing: whether the library would change or
+        write the elements, the description says.
+
+    Raises
+    ------
+    TypeError
+        If it names no library.
+    ModuleNotFoundError
+        If the library is not installed.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import find_library
+    >>> library, make = find_library("numpy")
+    >>> library.name, make(bridge.zeros(2))
+    ('numpy', array([0., 0.], dtype=float32))
     """
     if isinstance(like, str):
         return _find_by_name(like)
@@ -251,7 +304,7 @@ def _installed() -> list[str]:
 
 
 def _find_by_name(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
-    return _find_described(name) if is_known(name) else _search(name)
+    return _find_described(name) if is_known_library(name) else _search(name)
 
 
 _find_described = lru_cache(maxsize=32)(_search)

@@ -16,11 +16,34 @@ if TYPE_CHECKING:
     from dlbridge.typing import DeviceLike
 
 
+@for_guests
 def plugin_of(device: Device) -> Plugin:
-    """The backend of *device*, with its members.
+    """Return the backend of a device, with its members.
 
-    BackendUnavailable or BackendError if it cannot be loaded.
-    ExchangeError if it does not have the index, or is for another type.
+    Parameters
+    ----------
+    device : Device
+        The device.
+
+    Returns
+    -------
+    object
+        It has the members of `dlbridge.protocol.Backend`, and None for those of a capability that
+        the backend does not have. Whatever one raises is an error of dlbridge: a `BackendError`
+        names the backend.
+
+    Raises
+    ------
+    BackendUnavailable
+        If there is no backend for it, or its driver is not here.
+    ExchangeError
+        If the backend does not have that number, or is for another type. It is also a BufferError.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import CPU, plugin_of
+    >>> plugin_of(CPU).device_count()
+    1
     """
     try:
         known = _usable[device]

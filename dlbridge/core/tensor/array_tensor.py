@@ -7,12 +7,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.dlpack.exports import export_array
-from dlbridge.core.dlpack.foreign_tables import NAMES
+from dlbridge.core.dlpack.foreign_tables import TABLE_NAMES
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.public import for_guests
 from dlbridge.core.values.devices import CPU
-from dlbridge.core.values.dtypes import DType, alignment_of, from_numpy
+from dlbridge.core.values.dtypes import NUMPY_OWN, DType, alignment_of, from_numpy
 from dlbridge.core.values.layout import reach, why_impossible
 from dlbridge.core.values.text import WithAbsentNames, with_article
 from dlbridge.errors import ExchangeError
@@ -159,12 +159,35 @@ _new_numpy_tensor: Callable[[], NumpyTensor] = _call.__get__(NumpyTensor)
 # Over numpy arrays ------------------------------------------------------------
 
 
+@for_guests
 def wrap_array(array: Array, producer: type | None = None) -> Tensor:
-    """The Tensor over a numpy *array*, which the caller must not use any more.
+    """Return a tensor on the memory of a numpy array, which the caller must not use any more.
 
-    *producer* is the type that the memory came from, where the base of the array
-    does not show it. ExchangeError for types that DLPack does not have, with the
-    way out.
+    The array itself is kept, so that a later change of its shape, for example, would be one of the
+    tensor. Pass ``array[...]`` if anybody else has it.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        A new array or view, not of a subclass, of the host's memory.
+    producer : type, optional
+        The class that the memory came from, where the base of the array does not show it.
+
+    Returns
+    -------
+    Tensor
+        On the CPU; `Tensor.readonly` if the array is.
+
+    Raises
+    ------
+    ExchangeError
+        For types that DLPack does not have, with the way out. It is also a BufferError.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import wrap_array
+    >>> wrap_array(np.arange(6).reshape(2, 3)[:, ::-1]).tolist()
+    [[2, 1, 0], [5, 4, 3]]
     """
     if not array.flags.forc:
         _check_strides(array)
@@ -181,7 +204,44 @@ def wrap_array(array: Array, producer: type | None = None) -> Tensor:
     return _over_array(array, NATIVE_DTYPES[array.dtype], 0, producer)
 
 
-def wrap_plain(array: Any, producer: type | None, *, readonly: bool = False) -> ArrayTensor:
+@for_guests
+def import_array(array: Array) -> Tensor:
+    """Return a tensor on the memory of a numpy array, which stays the caller's.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        Any array that is not of a subclass. Its metadata may change later.
+
+    Returns
+    -------
+    Tensor
+        On the CPU; `Tensor.readonly` if the array is.
+
+    Raises
+    ------
+    ExchangeError
+        For types that DLPack does not have, with the way out. It is also a BufferError.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import import_array
+    >>> import_array(np.arange(3)).tolist()
+    [0, 1, 2]
+    """
+    array = array[...]
+    flags = array.flags
+    # Most arrays are `carray`. Not `farray`: numpy sets that for strided arrays, too.
+    plain = flags.carray or (flags.forc and flags.behaved)
+    if plain and array.dtype in NATIVE_DTYPES and array.size:
+        tensor = new_array_tensor()  # as `wrap_plain`, without a call
+        tensor._array = array
+        tensor.__tensor_export__ = array.__dlpack__
+        return tensor
+    return wrap_array(array)
+
+
+def wrap_plain(array: Any, producer: type | None = None, readonly: bool = False) -> ArrayTensor:
     """As `wrap_array`, of an *array* that needs none of its checks."""
     tensor = new_array_tensor()
     tensor._array = array
@@ -200,10 +260,28 @@ def _check_strides(array: Array) -> None:
         )
 
 
+@for_guests
 def check_array(array: Array, origin: str) -> None:
-    """Raise ExchangeError if no memory has the elements of *array*, as *origin* described them.
+    """Raise if no memory has the elements of an array as somebody has described them.
 
     numpy does not look at that.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        It was made of what an object says of its memory.
+    origin : str
+        Who has described it, for the message.
+
+    Raises
+    ------
+    ExchangeError
+        For NULL, and for elements that span more than an address space. It is also a BufferError.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import check_array
+    >>> check_array(np.zeros(3), "an example")
     """
     if not array.size:
         return
@@ -330,8 +408,18 @@ def tensor_on(
             f"shape {shape} of {dtype} is more than numpy can describe, also without elements: "
             "give the array smaller extents first, such as x.reshape(0)"
         ) from exc
+    on_cpu = memory.device is CPU
+    if (
+        on_cpu
+        and not padded
+        and not copied
+        and dtype.name in NUMPY_OWN  # `native_dtypes`, in a third of the time
+        and array.size
+        and (not strides or min(strides) >= 0)
+    ):
+        return wrap_plain(array, None, readonly)
     flags = (FLAG_SUBBYTE_PADDED if padded else 0) | (FLAG_IS_COPIED if copied else 0)
-    if memory.device is not CPU:
+    if not on_cpu:
         return _general(array, memory, dtype, byte_offset, flags)
     return build(array, memory, dtype, byte_offset, flags)
 
@@ -383,7 +471,7 @@ def expirer(what: str, reason: str) -> Callable[[Tensor], None]:
         # It does not look at the memory of a tensor that is there already.
         "to_device": lambda self, *_, **__: refuse(self, "to_device"),
         # No exchange table: a consumer cannot understand what raises in one.
-        **dict.fromkeys(NAMES),
+        **dict.fromkeys(TABLE_NAMES),
     }
     expired = {cls: type("Tensor", (cls,), members) for cls in (Tensor, NumpyTensor, ArrayTensor)}
 

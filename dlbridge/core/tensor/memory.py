@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from dlbridge.core.implementation_details.ends import at_exit, end_finalizers
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.plugins.lookup import plugin_of
-from dlbridge.core.plugins.streams import current_use
+from dlbridge.core.plugins.streams import current_use, wait
 from dlbridge.core.public import for_guests
 from dlbridge.core.values.devices import CPU, DLDeviceType
 from dlbridge.core.values.dtypes import DType, fill_numpy_dtypes
@@ -192,6 +192,64 @@ def access(memory: Memory, plugin: Plugin | None = None, *, viewing: bool = Fals
     return now.handle
 
 
+@for_guests
+def order_after(memory: Memory, stream: int) -> None:
+    """Have our stream, and with it each consumer, wait for the work that a stream has now.
+
+    Parameters
+    ----------
+    memory : Memory
+        What that work is on.
+    stream : int
+        The native handle of a stream of its device.
+
+    Raises
+    ------
+    BackendUnavailable
+        If no backend here serves the device.
+    DeviceError
+        If the driver refuses the stream.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import Memory, order_after, tensor_on
+    >>> def received(device, address, stream):  # from somebody who has queued work on it
+    ...     memory = Memory(device, address, "a message")
+    ...     order_after(memory, stream)
+    ...     return tensor_on(memory, bridge.dtype("uint8"), (16,))
+    """
+    memory.use_on(wait(memory.device, stream))
+
+
+@for_guests
+def ready_stream(memory: Memory) -> int:
+    """Return the stream on which some memory is ready for a consumer, and may be used from now on.
+
+    Parameters
+    ----------
+    memory : Memory
+        On any device that a backend here serves.
+
+    Returns
+    -------
+    int
+        The native handle of our current stream, which waits for the last work on the memory. The
+        work of the consumer counts as ours.
+
+    Raises
+    ------
+    BackendUnavailable
+        If no backend here serves the device.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import memory_of, ready_stream
+    >>> ready_stream(memory_of(np.zeros(3), "an example"))
+    0
+    """
+    return access(memory, viewing=True)
+
+
 def order(memory: Memory, now: StreamUse, plugin: Plugin | None) -> None:
     """Note work on *now*, the current stream, which waits for the last work on *memory*."""
     device, last = memory.device, memory.last_use
@@ -346,8 +404,21 @@ def carrier_dtype(dtype: DType) -> np.dtype[Any]:
     return own.get(dtype) or np.dtype(_CARRIERS.get(dtype.bits * dtype.lanes, "uint8"))
 
 
+@for_guests
 def native_dtypes() -> dict[np.dtype[Any], DType]:
-    """The dtypes that numpy has and exports by itself."""
+    """Return the dtypes that numpy has and exports by itself.
+
+    Returns
+    -------
+    dict of numpy.dtype to DType
+        Always the same one, which must not be changed.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import native_dtypes
+    >>> native_dtypes()[np.dtype("float32")]
+    dlbridge.dtype('float32')
+    """
     if not NATIVE_DTYPES:
         found = fill_numpy_dtypes().copy()
         NATIVE_DTYPES.update({their: ours for their, ours in found.items() if their.isbuiltin == 1})

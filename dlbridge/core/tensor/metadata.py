@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
+from dlbridge.core.public import for_guests
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import NUMPY_OWN
 from dlbridge.core.values.text import TENSOR_NAMES, Absent, WithAbsentNames
@@ -374,8 +375,31 @@ def memory_under(tensor: TensorMetadata) -> Memory:
     return tensor._memory
 
 
+@for_guests
 def numpy_type(tensor: TensorMetadata) -> np.dtype[Any]:
-    """The type of a numpy view of *tensor*; ExchangeError for elements that numpy cannot have."""
+    """Return the type of a numpy view of a tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        On any device.
+
+    Returns
+    -------
+    numpy.dtype
+        One of numpy or of ml_dtypes.
+
+    Raises
+    ------
+    ExchangeError
+        For elements that numpy cannot have, with the way out. It is also a BufferError.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import numpy_type
+    >>> numpy_type(bridge.zeros(3, "int16"))
+    dtype('int16')
+    """
     dtype = tensor.dtype
     if dtype.is_subbyte and not tensor.is_padded:
         raise ExchangeError(

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, overload
 
 from dlbridge import _methods as methods
-from dlbridge.core.dlpack.foreign_tables import NAMES
+from dlbridge.core.dlpack.foreign_tables import TABLE_NAMES
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.plugins.lookup import FOUND
 from dlbridge.core.public import public
@@ -79,7 +79,7 @@ class ExchangeTable:
         owner: type = Tensor if issubclass(cls, Tensor) else cls
         capsule = methods.table_capsule(owner)
         self.made[id(capsule)] = capsule
-        for name in NAMES:
+        for name in TABLE_NAMES:
             if isinstance(vars(owner).get(name), ExchangeTable):  # else it is the class's own
                 setattr(owner, name, capsule)
         return capsule
@@ -108,7 +108,7 @@ class Tensor(TensorMetadata):
 
     __slots__ = ()
 
-    # Under both names that dlpack.h has given it: `foreign_tables.NAMES`.
+    # Under both names that dlpack.h has given it: `foreign_tables.TABLE_NAMES`.
     __dlpack_c_exchange_api__: ExchangeTable = ExchangeTable()
     __c_dlpack_exchange_api__: ExchangeTable = ExchangeTable()
 

@@ -322,8 +322,26 @@ def _name(code: int, bits: int, lanes: int) -> str:
     return next(small, f"type_code({code})_{bits}")
 
 
+@for_guests
 def alignment_of(dtype: DType) -> int:
-    """The bytes that an address of an element is a multiple of, in C: as one part of one lane."""
+    """Return what the address of an element is a multiple of in C.
+
+    Parameters
+    ----------
+    dtype : DType
+        The type of the element.
+
+    Returns
+    -------
+    int
+        Bytes: as one part of one lane.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import alignment_of
+    >>> alignment_of(bridge.dtype("complex64")), alignment_of(bridge.dtype("int4"))
+    (4, 1)
+    """
     lane = dtype.bits >> (4 if dtype.code == DLDataTypeCode.kDLComplex else 3) or 1
     return lane & -lane
 

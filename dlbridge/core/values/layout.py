@@ -26,10 +26,34 @@ def compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+@for_guests
 def strides_in_elements(
     shape: Sequence[int], strides: Sequence[int], itemsize: int
 ) -> tuple[int, ...] | None:
-    """Byte *strides* in elements; None if they are not whole, where an element has a neighbour."""
+    """Return strides that count bytes as strides that count elements.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        The extents.
+    strides : sequence of int
+        The distances between neighbours, in bytes.
+    itemsize : int
+        The bytes of an element.
+
+    Returns
+    -------
+    tuple of int or None
+        None if they are not whole where an element has a neighbour.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import strides_in_elements
+    >>> strides_in_elements((2, 3), (12, 4), 4)
+    (3, 1)
+    >>> print(strides_in_elements((2, 3), (13, 4), 4))
+    None
+    """
     for extent, step in zip(shape, strides, strict=False):
         if step % itemsize and extent > 1 and 0 not in shape:
             return None
@@ -51,7 +75,11 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
 
 @for_guests
 def byte_reach(
-    dtype: DType, shape: Sequence[int], strides: Sequence[int], *, padded: bool = False
+    dtype: DType,
+    shape: Sequence[int],
+    strides: Sequence[int] | None = None,
+    *,
+    padded: bool = False,
 ) -> tuple[int, int]:
     """Return where the elements of a layout begin and end: what memory must have for `tensor_on`.
 
@@ -61,8 +89,9 @@ def byte_reach(
         The type of an element.
     shape : tuple of int
         The extents, in elements.
-    strides : tuple of int
-        The distances between neighbours, in elements; as many as extents.
+    strides : tuple of int, optional
+        The distances between neighbours, in elements; as many as extents. None: row-major,
+        without gaps.
     padded : bool
         Whether elements below a byte take a byte each.
 
@@ -79,15 +108,37 @@ def byte_reach(
     (-4, 18)
     """
     bits = 8 * dtype.itemsize if padded else dtype.bits * dtype.lanes
-    low, high = reach(shape, strides)
+    low, high = reach(shape, compact_strides(shape) if strides is None else strides)
     return low * bits >> 3, (high * bits + 7) >> 3
 
 
+@for_guests
 def why_impossible(address: int, byte_offset: int, low: int, high: int) -> str:
-    """Why no memory has the bytes from *low* to *high*, counted from the first element; or "".
+    """Return why no memory has some bytes that somebody has described.
 
-    That element is *byte_offset* behind *address*, which is 0 for a handle. Whoever describes
-    memory may lie; what no machine can have is seen here, for every way in.
+    Whoever describes memory may lie; what no machine can have is seen here, for every way in.
+
+    Parameters
+    ----------
+    address : int
+        The address of the memory; 0 for a handle.
+    byte_offset : int
+        The bytes from there to the first element.
+    low, high : int
+        The first byte and the end of the last one, counted from the first element.
+
+    Returns
+    -------
+    str
+        The reason, for a message; empty if some machine may have them.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import why_impossible
+    >>> why_impossible(4096, 0, 0, 1 << 20)
+    ''
+    >>> why_impossible((1 << 64) - 8, 0, 0, 64)[-18:]
+    'which wraps around'
     """
     first = address + byte_offset
     if byte_offset >= MAX_NBYTES or high - low >= MAX_NBYTES:

@@ -24,7 +24,7 @@ from table_calls import delete_managed, wrapped
 
 import dlbridge
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.foreign_tables import NAMES, ForeignTable, table_of
+from dlbridge.core.dlpack.foreign_tables import TABLE_NAMES, ForeignTable, table_of
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
 from dlbridge.core.interfaces import own_table as table
 
@@ -360,12 +360,12 @@ def test_where_a_table_is_looked_for():  # X11
 
     pretended = type("PyCapsule", (), {})()
     for wrong in (new_capsule(address(TABLE), b"other_name"), "yes", 0, pretended):
-        assert table_of(type("Wrong", (), {NAMES[0]: wrong})) is None
+        assert table_of(type("Wrong", (), {TABLE_NAMES[0]: wrong})) is None
     for cls in (object, OnlyOnTheInstance):
         assert table_of(cls) is None
     right = {
-        NAMES[0]: new_capsule(address(TABLE), b"dlpack_exchange_api"),
-        NAMES[1]: address(TABLE),
+        TABLE_NAMES[0]: new_capsule(address(TABLE), b"dlpack_exchange_api"),
+        TABLE_NAMES[1]: address(TABLE),
     }
     for name, value in right.items():
         cls = type("Right", (), {name: value})
@@ -386,7 +386,7 @@ def class_of(base=Producer, major=1, previous=ffi.NULL, **functions):
         at = ctypes.cast(function, ctypes.c_void_p).value or 0
         setattr(struct, name, ffi.cast(ffi.typeof(getattr(struct, name)), at))
     capsule = new_capsule(address(struct), b"dlpack_exchange_api")
-    return type("WithTable", (base,), {NAMES[0]: capsule, "kept": (struct, functions)})
+    return type("WithTable", (base,), {TABLE_NAMES[0]: capsule, "kept": (struct, functions)})
 
 
 EXPORT = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
@@ -412,7 +412,7 @@ import ctypes
 import numpy as np
 import dlbridge
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.foreign_tables import NAMES, table_of
+from dlbridge.core.dlpack.foreign_tables import TABLE_NAMES, table_of
 from raw_producer import new_capsule, pointer_in
 
 OURS = ffi.cast("DLPackExchangeAPI *", pointer_in(dlbridge.Tensor.__dlpack_c_exchange_api__))
@@ -449,7 +449,7 @@ for value in numbers:
     if type(value) is int and 0 < value < 1 << 64:
         values.append(new_capsule(value, b"dlpack_exchange_api"))
     for told in values:
-        for name in NAMES:
+        for name in TABLE_NAMES:
             cls = type("Lies", (), {name: told})
             assert table_of(cls) is None, value
             try:
@@ -459,7 +459,7 @@ for value in numbers:
 chain = table((2, 0), OURS)
 for minor in range(1, 200):
     chain = table((2, minor), chain)
-assert table_of(type("Right", (), {NAMES[0]: address(chain)})).address == address(OURS)
+assert table_of(type("Right", (), {TABLE_NAMES[0]: address(chain)})).address == address(OURS)
 """
 
 
