@@ -124,6 +124,7 @@ if TYPE_CHECKING:
     )
     from .files.loading import TensorFile as TensorFile, load as load
     from .files.saving import save as save
+    from .frames import planes as planes
     from .interop.accepting import accepts as accepts
     from .interop.array_interfaces import (
         from_cuda_array_interface as from_cuda_array_interface,
@@ -146,6 +147,7 @@ _PUBLIC = {
     "trees": "tree_to_device",
     "files.loading": "TensorFile load",
     "files.saving": "save",
+    "frames": "planes",
     "interop.array_interfaces": "from_cuda_array_interface",
     "api.anything": "device_of",
     "interop.exporter": "Exporter",

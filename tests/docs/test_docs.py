@@ -35,6 +35,7 @@ NEEDS = {
     "README.md": ["opencl", "torch"],
     "docs/command-line.md": ["ext_dev", "torch"],
     "docs/extending.md": ["ext_dev"],
+    "docs/frames.md": ["opencl", "av", "pyarrow", "PIL"],
     "docs/hazards.md": ["opencl"],
     "docs/howto/any-library.md": ["opencl", "torch"],
     "docs/howto/bfloat16.md": ["opencl", "torch", "jax", "ml_dtypes"],
