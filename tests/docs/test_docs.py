@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 from pathlib import Path
 
 import pages
 import pytest
-from expected import backend_or_skip, expected
+from expected import backend_or_skip, expected, lacking
 
 ROOT = Path(__file__).resolve().parents[2]
 # Run by the tests of the part that they document, which have its drivers.
@@ -36,6 +37,9 @@ NEEDS = {
     "docs/command-line.md": ["ext_dev", "torch"],
     "docs/extending.md": ["ext_dev"],
     "docs/frames.md": ["opencl", "av", "pyarrow", "PIL"],
+    "docs/gallery/camera.md": ["opencl"],
+    "docs/gallery/video.md": ["opencl", "vulkan", "av", "glslang"],
+    "docs/gallery/wgpu.md": ["webgpu", "torch"],
     "docs/hazards.md": ["opencl"],
     "docs/howto/any-library.md": ["opencl", "torch"],
     "docs/howto/bfloat16.md": ["opencl", "torch", "jax", "ml_dtypes"],
@@ -63,8 +67,11 @@ NOT_PEERS = {"cv2"}
 
 def have(name):
     """Skip the test without *name*, a backend or a library; fail it if that is expected here."""
-    if name in ("opencl", "vulkan", "ext_dev"):
+    if name in ("opencl", "vulkan", "webgpu", "ext_dev"):
         backend_or_skip(name)
+    elif name == "glslang":
+        if shutil.which("glslangValidator") is None:
+            lacking("glslang", "glslangValidator is not installed here")
     elif importlib.util.find_spec(name) is None:
         assert name in NOT_PEERS or not expected("peers"), (
             f"DLBRIDGE_EXPECT=peers, but there is no {name}"
