@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -203,6 +204,13 @@ reveal_type(int(t[0, 0]))  # int
 reveal_type(complex(t[0, 0]))  # complex
 reveal_type(t.tolist())  # Any
 reveal_type(t.to_native())  # Any
+shared = bridge.share(x)
+fd, layout = shared.to_fd()
+reveal_type(fd)  # int
+reveal_type(layout)  # dict[str, Any]
+reveal_type(bridge.from_fd(fd, **layout))  # dlbridge.Tensor
+reveal_type(bridge.from_fd(fd, (2, 3), "float32", kind="memory", copy=False))  # dlbridge.Tensor
+os.close(fd)
 reveal_type(t.operand())  # dlbridge.Operand
 reveal_type(t.operand().data + t.operand().byte_offset)  # int
 reveal_type(t.host_view())  # dlbridge.HostView

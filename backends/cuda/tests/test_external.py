@@ -86,6 +86,26 @@ def test_the_bytes_are_shared(vulkan):
     assert (host(here) == VALUES * 3).all()
 
 
+def test_a_descriptor_of_another_program_is_opened(vulkan):
+    """`from_fd`: what came as a number, with the length that its exporter has said."""
+    source = there()
+    exported = vulkan.export_memory(0, source.operand().data)
+    bridge.synchronize("vulkan:0")
+    before = open_files()
+    place = {"offset": exported.offset, "nbytes": exported.nbytes, "kind": "opaque"}
+    here = bridge.from_fd(exported.fd, VALUES.shape, "int32", device="cuda:0", **place)
+    assert here.origin == "a file descriptor"
+    assert (host(here) == VALUES).all()
+    bridge.copy_(here, VALUES * 2)
+    bridge.synchronize("cuda:0")
+    assert (host(source) == VALUES * 2).all()
+    with pytest.raises(BufferError, match="of memory that has"):
+        bridge.from_fd(exported.fd, 1 << 40, "int32", device="cuda:0", **place)
+    del here
+    gc.collect()
+    assert open_files() == before
+
+
 def test_a_block_holds_many_tensors(vulkan):
     """Each is found at its own offset, and its neighbours are not touched."""
     tensors = [there(np.full(100, k, "u1")) for k in range(5)]
