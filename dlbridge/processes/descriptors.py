@@ -371,4 +371,6 @@ def to_fd(tensor: Tensor) -> tuple[int, dict[str, Any]]:
         given.extend(map(os.open, [path], [os.O_RDONLY | os.O_CLOEXEC]))
     else:
         _duplicate(given, mapping.file.fileno())
-    return given.pop(), words
+    result = given[0], words
+    del given[:]  # the descriptor is the caller's now
+    return result

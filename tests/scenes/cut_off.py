@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from doubles import OneCapsule
 from failures import Found, failing_allocations, failing_lines
+from other_process import open_files
 
 import dlbridge as bridge
 from dlbridge.core.dlpack.exports import _loans
@@ -23,6 +25,8 @@ locked.flags.writeable = False
 ours, into = bridge.from_dlpack(memory), bridge.from_dlpack(other)
 there = bridge.to_device(memory, "ext_dev:0")
 small = bridge.zeros(5, "bfloat16")
+shared = bridge.empty(8, shared=True)
+_FD = shared.to_fd()[0]
 
 
 WORK: dict[str, Any] = {
@@ -47,6 +51,8 @@ WORK: dict[str, Any] = {
     "values": there.tolist,
     "pickles": lambda: pickle.loads(pickle.dumps(ours)),
     "an export by the table": lambda: _lend(ours),
+    "a descriptor": lambda: os.close(shared.to_fd()[0]),
+    "from a descriptor": lambda: bridge.from_fd(_FD, 8, "float32"),
 }
 
 
@@ -62,7 +68,7 @@ def _living() -> list[int]:
     counts = [sys.getrefcount(each) for each in (memory, other, locked, ours, into, there, small)]
     backends: list[Any] = [bridge.backend(name) for name in ("cpu", "ext_dev")]
     plugins = [backend.live_allocations() for backend in backends]
-    return [*counts, *plugins, len(_loans), len(own_table._lent)]
+    return [*counts, *plugins, len(_loans), len(own_table._lent), open_files()]
 
 
 def cut_off(how: str, least: str, *names: str) -> None:
