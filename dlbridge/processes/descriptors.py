@@ -129,6 +129,11 @@ def from_fd(
     >>> os.close(fd)
     >>> frame.numpy()[:] = 7
     """
+    if os.name != "posix":
+        raise ExchangeError(
+            "memory has no file descriptors on this system: pass its mapping (mmap.mmap) to "
+            "dlbridge.asarray"
+        )
     number = _number(fd)
     layout = _layout(shape, dtype, offset, strides)
     if kind not in (None, *KINDS):
