@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core.interfaces.own_table import _managed_tensor_allocator as managed_tensor_allocator
-from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.plugins.streams import (
     Begun,
     begin_call,

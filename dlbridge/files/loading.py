@@ -25,7 +25,8 @@ from dlbridge.core.moves.transfer import (
     run,
     why_no_host_view,
 )
-from dlbridge.core.plugins.lookup import check_device, plugin_of
+from dlbridge.core.plugins.lookup import check_device
+from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import tensor_on, wrap_array
 from dlbridge.core.tensor.operand import operand_of

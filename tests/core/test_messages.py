@@ -95,7 +95,10 @@ CASES = {
             r"`with t\.host_view\(\) as h:`.*numpy\.from_dlpack\(view\)",
         ),
         "None": (lambda: bridge.asarray(None), "NoneType is not a tensor: None was given"),
-        "a dictionary": (lambda: bridge.asarray({}), r"tree_to_device\(x, device\) moves each of its arrays"),
+        "a dictionary": (
+            lambda: bridge.asarray({}),
+            r"tree_to_device\(x, device\) moves each of its arrays",
+        ),
         "a range": (lambda: bridge.asarray(range(3)), r"as a list: list\(x\)"),
         "a generator": (lambda: bridge.asarray(i for i in [1]), r"as a list: list\(x\)"),
         "a set": (lambda: bridge.asarray({1}), r"pass sorted\(x\)"),

@@ -26,7 +26,7 @@ from dlbridge.core.libraries.library import Library, origin_of
 from dlbridge.core.libraries.lookup import find_description, library_of
 from dlbridge.core.moves.host_views import shared_on_host
 from dlbridge.core.moves.transfer import copy_of, copy_to_host, why_no_host_view
-from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.plugins.streams import consumer_stream, wait
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.array_tensor import check_array, label_array, wrap_array

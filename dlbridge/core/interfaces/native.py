@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import library_of
-from dlbridge.core.plugins.lookup import check_device, plugin_of
-from dlbridge.core.plugins.registry import LOADED, packages_of, plugin_named
+from dlbridge.core.plugins.lookup import check_device
+from dlbridge.core.plugins.registry import LOADED, packages_of, plugin_named, plugin_of
 from dlbridge.core.plugins.streams import chosen_stream
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.array_tensor import tensor_on

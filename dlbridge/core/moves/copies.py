@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.moves.within_host import copy_array
-from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.array_tensor import tensor_on, wrap_array

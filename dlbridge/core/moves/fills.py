@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.interfaces.lists import array_of
 from dlbridge.core.moves.copies import copy_elements, part_of
 from dlbridge.core.moves.transfer import new_tensor
-from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.operand import host_array, operand_of
 from dlbridge.core.values.devices import CPU

@@ -25,7 +25,8 @@ from dlbridge.core.moves.copies import (
 )
 from dlbridge.core.moves.plans import Plan, record_run
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
-from dlbridge.core.plugins.lookup import identity_of, plugin_of
+from dlbridge.core.plugins.lookup import identity_of
+from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.array_tensor import tensor_on

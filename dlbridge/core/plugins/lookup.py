@@ -6,81 +6,21 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlbridge.core.plugins.registry import BUILT_IN, LOADED, Plugin, backends, plugin_named
+from dlbridge.core.plugins.registry import (
+    BUILT_IN,
+    LOADED,
+    Plugin,
+    backends,
+    plugin_named,
+    plugin_of,
+)
 from dlbridge.core.public import for_guests, public
 from dlbridge.core.values.devices import Device, UnknownName, device as _device, split, type_names
 from dlbridge.core.values.text import did_you_mean
-from dlbridge.errors import BackendUnavailable, DeviceLost, DeviceNotFound, Error, ExchangeError
+from dlbridge.errors import BackendUnavailable, DeviceLost, DeviceNotFound, Error
 
 if TYPE_CHECKING:
     from dlbridge.typing import DeviceLike
-
-
-@for_guests
-def plugin_of(device: Device) -> Plugin:
-    """Return the backend of a device, with its members.
-
-    Parameters
-    ----------
-    device : Device
-        The device.
-
-    Returns
-    -------
-    object
-        It has the members of `dlbridge.protocol.Backend`, and None for those of a capability that
-        the backend does not have. Whatever one raises is an error of dlbridge: a `BackendError`
-        names the backend.
-
-    Raises
-    ------
-    BackendUnavailable
-        If there is no backend for it, or its driver is not here.
-    ExchangeError
-        If the backend does not have that number, or is for another type. It is also a BufferError.
-
-    Examples
-    --------
-    >>> from dlbridge.extending import CPU, plugin_of
-    >>> plugin_of(CPU).device_count()
-    1
-    """
-    try:
-        known = _usable[device]
-        if LOADED[device.name] is known.backend:
-            return known
-    except KeyError:
-        pass
-    plugin = plugin_named(device.name)
-    if plugin.device_type != device.type:
-        raise ExchangeError(
-            f"backend {device.name!r} is for device type {plugin.device_type}, not {device.type:d}"
-        )
-    count = plugin.device_count()
-    if device.index >= count:
-        listed = _listed(plugin, device.name, count)
-        raise DeviceNotFound(
-            f"there is no {device}: backend {device.name!r} has {count} "
-            f"device{'s' if count != 1 else ''} here, counted from 0{listed}"
-        )
-    _usable[device] = plugin
-    return plugin
-
-
-def _listed(plugin: Plugin, name: str, count: int) -> str:
-    """The devices of *plugin* by number, with their names where it has them, for a message."""
-    shown = []
-    for index in range(min(count, 8)):
-        called: object = None
-        if plugin.device_info is not None:
-            with suppress(Error):  # the message is about something else, and has the number
-                called = plugin.device_info(index).get("name")
-        shown.append(f"{name}:{index}" + (f" ({called})" if called else ""))
-    return f": {', '.join(shown)}{', ...' if count > 8 else ''}" if shown else ""
-
-
-_usable: dict[Device, Plugin] = {}
-"""Cache of validated devices, with the backend that serves each."""
 
 
 @for_guests

@@ -20,7 +20,15 @@ from dlbridge.core.implementation_details.python_api import increment_references
 from dlbridge.core.public import for_guests, public, typed
 from dlbridge.core.values.devices import type_names
 from dlbridge.core.values.text import did_you_mean
-from dlbridge.errors import BackendError, BackendUnavailable, DeviceError, DeviceMemoryError, Error
+from dlbridge.errors import (
+    BackendError,
+    BackendUnavailable,
+    DeviceError,
+    DeviceMemoryError,
+    DeviceNotFound,
+    Error,
+    ExchangeError,
+)
 from dlbridge.kit.resources import in_child, shared_lock
 from dlbridge.protocol import Allocation, Backend, ExportedMemory, Facts, NativeArray, Span
 
@@ -28,6 +36,8 @@ from .contract import CONTRACTS, check_backend, type_of_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from dlbridge.core.values.devices import Device
 
 
 GROUP = "dlbridge.backends"
@@ -490,3 +500,70 @@ def plugin_named(name: str) -> Plugin:
     loaded = LOADED[name] if name in LOADED else backend(name)
     key = id(loaded)
     return _plugins[key] if key in _plugins else _plugins.setdefault(key, Plugin(name, loaded))
+
+
+@for_guests
+def plugin_of(device: Device) -> Plugin:
+    """Return the backend of a device, with its members.
+
+    Parameters
+    ----------
+    device : Device
+        The device.
+
+    Returns
+    -------
+    object
+        It has the members of `dlbridge.protocol.Backend`, and None for those of a capability that
+        the backend does not have. Whatever one raises is an error of dlbridge: a `BackendError`
+        names the backend.
+
+    Raises
+    ------
+    BackendUnavailable
+        If there is no backend for it, or its driver is not here.
+    ExchangeError
+        If the backend does not have that number, or is for another type. It is also a BufferError.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import CPU, plugin_of
+    >>> plugin_of(CPU).device_count()
+    1
+    """
+    try:
+        known = _usable[device]
+        if LOADED[device.name] is known.backend:
+            return known
+    except KeyError:
+        pass
+    plugin = plugin_named(device.name)
+    if plugin.device_type != device.type:
+        raise ExchangeError(
+            f"backend {device.name!r} is for device type {plugin.device_type}, not {device.type:d}"
+        )
+    count = plugin.device_count()
+    if device.index >= count:
+        listed = _listed(plugin, device.name, count)
+        raise DeviceNotFound(
+            f"there is no {device}: backend {device.name!r} has {count} "
+            f"device{'s' if count != 1 else ''} here, counted from 0{listed}"
+        )
+    _usable[device] = plugin
+    return plugin
+
+
+def _listed(plugin: Plugin, name: str, count: int) -> str:
+    """The devices of *plugin* by number, with their names where it has them, for a message."""
+    shown = []
+    for index in range(min(count, 8)):
+        called: object = None
+        if plugin.device_info is not None:
+            with suppress(Error):  # the message is about something else, and has the number
+                called = plugin.device_info(index).get("name")
+        shown.append(f"{name}:{index}" + (f" ({called})" if called else ""))
+    return f": {', '.join(shown)}{', ...' if count > 8 else ''}" if shown else ""
+
+
+_usable: dict[Device, Plugin] = {}
+"""Cache of validated devices, with the backend that serves each."""

@@ -15,7 +15,8 @@ from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendError, BackendUnavailable, Error
 from dlbridge.kit.resources import join
 
-from .lookup import check_device, plugin_of
+from .lookup import check_device
+from .registry import plugin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from dlbridge.core.implementation_details.ends import at_exit, end_finalizers
 from dlbridge.core.implementation_details.python_api import address_of
-from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.plugins.streams import current_use, wait
 from dlbridge.core.public import for_guests
 from dlbridge.core.values.devices import CPU, DLDeviceType

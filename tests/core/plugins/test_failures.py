@@ -153,9 +153,9 @@ def test_a_foreign_exception_names_backend_and_member(failing, member):
 
 def find_again():
     """Forget what has been found before, so that members are called again."""
-    from dlbridge.core.plugins import lookup
+    from dlbridge.core.plugins import lookup, registry
 
-    lookup._usable.clear()
+    registry._usable.clear()
     for text in [text for text in lookup.FOUND if NAME in text]:
         del lookup.FOUND[text]
 
