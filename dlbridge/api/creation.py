@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from dlbridge import _methods as methods
 from dlbridge.core.dlpack.structs import MAX_NDIM
 from dlbridge.core.moves.fills import fill, pattern_of
-from dlbridge.core.moves.transfer import check_alignment, new_memory
+from dlbridge.core.moves.transfer import check_alignment
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import FOUND, check_device
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import tensor_on
+from dlbridge.core.tensor.memory import new_memory
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.dtypes import check_dtype, dtype as as_dtype
 from dlbridge.core.values.text import with_article

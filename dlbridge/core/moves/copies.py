@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.moves.within_host import copy_array
 from dlbridge.core.plugins.registry import plugin_of
-from dlbridge.core.plugins.streams import current_use, finish
+from dlbridge.core.plugins.streams import current_use, drain_then_release, finish
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.array_tensor import tensor_on, wrap_array
 from dlbridge.core.tensor.memory import Memory, access, open_views, order, refuse_if_viewed
@@ -125,20 +125,6 @@ def _exchange(there: Operand, flat: memoryview, progress: Progress | None, *, re
     except BaseException:
         drain_then_release(flat, there.device, stream)
         raise
-
-
-_leaked: list[object] = []
-"""Host memory leaked on purpose: a transfer may still be using it, and could not be awaited."""
-
-
-def drain_then_release(host: object, device: Device, stream: int) -> None:
-    """After a failure or a Ctrl-C: wait for the copies that are queued, then release *host*."""
-    try:
-        finish(plugin_of(device), device, stream)
-    except ExchangeError:  # a stream that captures: nothing was queued
-        return
-    except BaseException:
-        _leaked.append(host)
 
 
 def _in_pieces(

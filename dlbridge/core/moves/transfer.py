@@ -19,18 +19,16 @@ from dlbridge.core.moves.copies import (
     bytes_to_host,
     can_copy_natively,
     copy_elements,
-    drain_then_release,
     is_faster_on_device,
     packed_bytes,
 )
 from dlbridge.core.moves.plans import Plan, record_run
-from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import identity_of
 from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.array_tensor import tensor_on
-from dlbridge.core.tensor.memory import Memory, access
+from dlbridge.core.tensor.memory import Memory, access, new_memory
 from dlbridge.core.tensor.operand import operand_of, require_compact, wait_for_work
 from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
@@ -52,36 +50,6 @@ if TYPE_CHECKING:
 
 MAX_ALIGNMENT = 1 << 30
 """The largest alignment accepted, in bytes: the largest huge page (1 GiB)."""
-
-
-def new_memory(
-    where: Device,
-    nbytes: int,
-    *,
-    alignment: int = MIN_ALIGNMENT,
-    content: memoryview | None = None,
-    plugin: Plugin | None = None,
-) -> Memory:
-    """New memory, not initialised, or with *content*, where the `content_limit` of *plugin* allows.
-
-    That is the backend of the device, if it is known. Memory of 0 bytes needs none.
-    """
-    memory = Memory(where, 0, "dlbridge.empty")
-    if nbytes:
-        if plugin is None:
-            plugin = plugin_of(where)
-        use = current_use(where, plugin)
-        arguments: tuple[Any, ...] = where.index, nbytes, alignment, use.handle
-        if content is not None:
-            arguments = *arguments, content
-            use.used = True
-        try:
-            memory.take(use, "allocate", plugin.allocate, *arguments)
-        except BaseException:
-            if content is not None:
-                drain_then_release(content, where, use.handle)
-            raise
-    return memory
 
 
 @for_guests

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, DLDeviceType
-from dlbridge.errors import BackendError, BackendUnavailable, Error
+from dlbridge.errors import BackendError, BackendUnavailable, Error, ExchangeError
 from dlbridge.kit.resources import join
 
 from .lookup import check_device
@@ -383,3 +383,17 @@ def finish(plugin: Plugin, device: Device, stream: int) -> None:
     """Block until the work on *stream* is done."""
     if plugin.synchronize is not None:
         plugin.synchronize(device.index, stream)
+
+
+_leaked: list[object] = []
+"""Host memory leaked on purpose: a transfer may still be using it, and could not be awaited."""
+
+
+def drain_then_release(host: object, device: Device, stream: int) -> None:
+    """After a failure or a Ctrl-C: wait for the copies that are queued, then release *host*."""
+    try:
+        finish(plugin_of(device), device, stream)
+    except ExchangeError:  # a stream that captures: nothing was queued
+        return
+    except BaseException:
+        _leaked.append(host)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from dlbridge.core.implementation_details.ends import at_exit, end_finalizers
 from dlbridge.core.implementation_details.python_api import address_of
+from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.registry import plugin_of
-from dlbridge.core.plugins.streams import current_use, wait
+from dlbridge.core.plugins.streams import current_use, drain_then_release, wait
 from dlbridge.core.public import for_guests
 from dlbridge.core.values.devices import CPU, DLDeviceType
 from dlbridge.core.values.dtypes import DType, fill_numpy_dtypes
@@ -173,6 +174,36 @@ def memory_of(array: np.ndarray[Any, Any], origin: str) -> Memory:
     [[1, 2], [3, 4]]
     """
     return Memory(CPU, address_of(array) if array.size else 0, origin, array)
+
+
+def new_memory(
+    where: Device,
+    nbytes: int,
+    *,
+    alignment: int = MIN_ALIGNMENT,
+    content: memoryview | None = None,
+    plugin: Plugin | None = None,
+) -> Memory:
+    """New memory, not initialised, or with *content*, where the `content_limit` of *plugin* allows.
+
+    That is the backend of the device, if it is known. Memory of 0 bytes needs none.
+    """
+    memory = Memory(where, 0, "dlbridge.empty")
+    if nbytes:
+        if plugin is None:
+            plugin = plugin_of(where)
+        use = current_use(where, plugin)
+        arguments: tuple[Any, ...] = where.index, nbytes, alignment, use.handle
+        if content is not None:
+            arguments = *arguments, content
+            use.used = True
+        try:
+            memory.take(use, "allocate", plugin.allocate, *arguments)
+        except BaseException:
+            if content is not None:
+                drain_then_release(content, where, use.handle)
+            raise
+    return memory
 
 
 open_views: Final[dict[int, weakref.ref[HostView]]] = {}

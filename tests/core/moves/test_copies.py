@@ -18,7 +18,7 @@ from counting_backend import NAME
 from pairs import in_turn
 
 import dlbridge as bridge
-from dlbridge.core.moves import copies as host_copies
+from dlbridge.core.plugins import streams
 
 PLACES = ["cpu", f"{NAME}:0", f"{NAME}:1", "ext_dev:0"]
 LAYOUTS = {
@@ -266,7 +266,7 @@ def test_host_memory_outlives_the_copies_on_their_way(way, wait, monkeypatch):
         if wait != "works":
             raise (bridge.ExchangeError if wait == "is refused" else bridge.DeviceError)("no")
 
-    kept = list(host_copies._leaked)
+    kept = list(streams._leaked)
     for method in ("copy_from_host", "copy_to_host", "copy_strided_to_host"):
         monkeypatch.setattr(plugin, method, interrupted)
     monkeypatch.setattr(plugin, "synchronize", synchronize)
@@ -278,5 +278,5 @@ def test_host_memory_outlives_the_copies_on_their_way(way, wait, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         ways[way]()
     assert waited
-    assert len(host_copies._leaked) - len(kept) == (wait == "fails")
-    host_copies._leaked[:] = kept
+    assert len(streams._leaked) - len(kept) == (wait == "fails")
+    streams._leaked[:] = kept
