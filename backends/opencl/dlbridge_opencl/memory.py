@@ -294,7 +294,8 @@ def _made(
     if not chosen.thread_safe:
         run("releasing memory", _left.clear)
     given: tuple[Any, ...] = at.context, flags, nbytes
-    if content is not None and chosen.copies_at_once:
+    at_once = content is not None and chosen.copies_at_once
+    if at_once:
         given = at.context, flags | _flags.COPY_HOST_PTR, 0, content
     memory.buffer = run(doing, cl.Buffer, *given, allocating=True)
     if not chosen.shares_memory:
@@ -308,7 +309,7 @@ def _made(
     data = memory.buffer.int_ptr
     live[data] = memory
     owner.data, owner.nbytes = data, nbytes
-    if content is not None and not chosen.copies_at_once:
+    if content is not None and not at_once:
         doing = "copying from the host"
         run(doing, write_buffer, at.queue, memory.buffer, content, 0, None, True)
     return owner
@@ -337,11 +338,10 @@ def host_import_refusal(device_id: int, address: int, nbytes: int, demanded: boo
     chosen = devices.device(device_id)
     if not (demanded or chosen.shares_memory):
         return f"{chosen.name} has memory of its own (CL_DEVICE_HOST_UNIFIED_MEMORY is false)"
-    return _refusal(device_id, address, nbytes, readonly=False)
+    return _refusal(chosen, address, nbytes, readonly=False)
 
 
-def _refusal(device_id: int, address: int, nbytes: int, *, readonly: bool) -> str:
-    chosen = devices.device(device_id)
+def _refusal(chosen: devices.Device, address: int, nbytes: int, *, readonly: bool) -> str:
     if nbytes > chosen.max_allocation:
         return f"{chosen.name} allows {chosen.max_allocation} bytes in one buffer"
     alignment = CPU_ALIGNMENT if chosen.is_cpu else PAGE
@@ -357,7 +357,7 @@ def _refusal(device_id: int, address: int, nbytes: int, *, readonly: bool) -> st
         return (
             f"it is read-only, and the driver of a GPU as {chosen.name} may pin pages for writing"
         )
-    trouble = _why_not_one_memory(device_id)
+    trouble = _why_not_one_memory(chosen.number)
     if not trouble:
         return ""
     own = "" if chosen.shares_memory else " has memory of its own, and"
@@ -368,9 +368,9 @@ def import_host(
     device_id: int, address: int, nbytes: int, readonly: bool, stream: int
 ) -> AllocationOwner[Memory]:
     """A buffer over host memory; ExchangeError where it is refused."""
-    if refusal := _refusal(device_id, address, nbytes, readonly=readonly):
-        raise ExchangeError(f"opencl:{device_id}: cannot use host memory in place: {refusal}")
     chosen, context = devices.device(device_id), devices.context(device_id)
+    if refusal := _refusal(chosen, address, nbytes, readonly=readonly):
+        raise ExchangeError(f"opencl:{device_id}: cannot use host memory in place: {refusal}")
     memory = Memory(chosen, context, nbytes, stream)
     memory.in_place, memory.is_readonly = True, readonly
     owner = AllocationOwner(_resources, memory)
