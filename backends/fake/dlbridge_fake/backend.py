@@ -84,7 +84,8 @@ class Fake(StridedCopies, SharedMemory):
 
     def current_stream(self, device_id: int) -> int:
         """The stream of the ``with`` block that this thread is in, else 0."""
-        self.check_device(device_id)
+        if device_id:
+            self.check_device(device_id)
         stream = Stream.current(device_id)
         return stream.handle if stream else 0
 

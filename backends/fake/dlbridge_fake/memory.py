@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
 from dlbridge.errors import DeviceLost, ExchangeError
 from dlbridge.kit.resources import recall, remember
-from dlbridge.protocol import PlainAllocation
 
 from .stream import Stream, by_handle
 
@@ -21,15 +21,18 @@ __all__ = ["DEVICE_NAMES", "FakeMemory", "Memory"]
 DEVICE_NAMES = ("zero", "one")
 
 
-class FakeMemory(PlainAllocation):
-    """Some bytes, which Python frees once neither this nor queued work has them."""
+class FakeMemory:
+    """An `Allocation`: bytes that Python frees once neither this nor queued work has them."""
 
-    __slots__ = ("content", "device_id")
+    __slots__ = ("__weakref__", "content", "data", "device_id", "nbytes", "offset", "stream")
 
     def __init__(
         self, data: int, nbytes: int, device_id: int, content: memoryview, stream: int = 0
     ) -> None:
-        super().__init__(data, nbytes, stream)
+        self.data = data
+        self.nbytes = nbytes
+        self.offset = 0
+        self.stream = stream
         self.device_id = device_id
         self.content = content
 
@@ -130,4 +133,4 @@ class Memory:
 
     def move(self, stream: Stream, into: memoryview, source: memoryview) -> None:
         """Enqueue a copy of bytes; the queued work keeps both sides alive."""
-        stream.enqueue(lambda: into.__setitem__(slice(None), source))
+        stream.enqueue(partial(into.__setitem__, slice(None), source))
