@@ -417,23 +417,22 @@ def to_device(
         route = ROUTES[type(x), device, like]
     except (KeyError, TypeError):  # TypeError: an array, as like=, has no hash
         route = find_route(x, device, like)
-    if copy is None and stream is None and progress is None and not TRACES:
+    if copy is not False and stream is None and progress is None and not TRACES:
         at_once = route.at_once
-        if at_once is ITSELF:
-            return x
         try:
-            if at_once is not None:
-                result = at_once(x)
+            if copy is None and at_once is not None:
+                result = x if at_once is ITSELF else at_once(x)
                 if result is not None:
                     return result
             if route.is_plain:
-                x = move(x if route.importer is None else route.importer(x), route.target, None)
+                x = move(x if route.importer is None else route.importer(x), route.target, copy)
                 conversion = route.conversion
                 if conversion is None:
                     return x
                 result = conversion.at_once(x)
                 if result is not None:
                     return result
+                copy = None  # it was made
         except ForeignByteOrder:
             pass  # it is converted below
     tensor = at_its_place(x, route.importer, copy, device)

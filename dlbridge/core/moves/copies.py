@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     Place = Callable[[int, int], object]
 
 
-_span = partial(tuple.__new__, Span)
+span_of = partial(tuple.__new__, Span)
 """Makes a Span of a tuple; calling the class takes 1.5 times as long."""
 
 REPORTED = 64 << 20
@@ -65,7 +65,7 @@ def from_host(target: Operand, source: Operand, progress: Progress | None) -> No
     memory = target.memory
     assert memory is not None  # only the CPU has such operands
     # Host memory used in place: the two may be the same bytes.
-    if memory.host_start is not None or needs_temporary(target, target, progress):
+    if not target.is_new and (memory.host_start is not None or needs_temporary(target, progress)):
         flat = memoryview(bytearray(flat))
     _exchange(target, flat, progress, reads=False)
 
@@ -78,21 +78,20 @@ def to_host(target: Operand, source: Operand, progress: Progress | None) -> None
         _span_to_host(target, source, progress)
         return
     # Host memory used in place: the two may be the same bytes.
-    in_place = memory.host_start is not None and not target.is_new
-    if in_place or not target.contiguous or needs_temporary(source, target, progress):
+    if not target.contiguous or (
+        not target.is_new and (memory.host_start is not None or needs_temporary(source, progress))
+    ):
         _through_packed_host(target, source, progress)
         return
     into = target.carrier if target.memory is None else host_array(target)
     _exchange(source, into.data.cast("B"), progress, reads=True)
 
 
-def needs_temporary(there: Operand, target: Operand, progress: Progress | None) -> bool:
+def needs_temporary(there: Operand, progress: Progress | None) -> bool:
     """Whether a part of a copy between *there* and the host may change what a later one reads.
 
     In one call the backend itself handles host memory that is the device's (`dlbridge.protocol`).
     """
-    if target.is_new:
-        return False
     if there.contiguous and there.nbytes <= (UNREPORTED if progress is None else REPORTED):
         return False
     plugin, memory = plugin_of(there.device), there.memory
@@ -116,7 +115,7 @@ def _exchange(there: Operand, flat: memoryview, progress: Progress | None, *, re
             sides = _spans(there), _parts(flat)
             copy_region(plugin, region(there), *sides, copy, strided, stream)
         elif progress is None and there.nbytes <= UNREPORTED:  # most copies
-            span = _span((there.device.index, there.data, there.byte_offset, there.nbytes))
+            span = span_of((there.device.index, there.data, there.byte_offset, there.nbytes))
             copy(span, flat, stream)
         else:
             _in_pieces(copy, there, flat, stream, progress)
@@ -245,8 +244,8 @@ def on_device(target: Operand, source: Operand, progress: Progress | None) -> No
     stream = _ordered(target, source, plugin)
     if simple:
         index, nbytes = target.device.index, target.nbytes
-        into = _span((index, target.data, target.byte_offset, nbytes))
-        copy(into, _span((index, source.data, source.byte_offset, nbytes)), stream)
+        into = span_of((index, target.data, target.byte_offset, nbytes))
+        copy(into, span_of((index, source.data, source.byte_offset, nbytes)), stream)
         return
     layout = region(target, source)
     copy_region(plugin, layout, _spans(target), _spans(source), copy, plugin.copy_strided, stream)

@@ -89,7 +89,7 @@ def fill(tensor: Tensor, pattern: bytes = b"\0") -> None:
     [1, 1, 1]
     """
     operand = operand_of(tensor)
-    if not operand.size:
+    if not operand.nbytes:
         return
     if len(set(pattern)) == 1 and _filled_by_device(operand, pattern[0]):
         return

@@ -21,6 +21,7 @@ from dlbridge.core.moves.copies import (
     copy_elements,
     is_faster_on_device,
     packed_bytes,
+    span_of,
 )
 from dlbridge.core.moves.plans import Plan, record_run
 from dlbridge.core.plugins.lookup import identity_of
@@ -35,13 +36,12 @@ from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.text import bytes_text
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
-from dlbridge.protocol import ExportedMemory, Span
+from dlbridge.protocol import ExportedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlbridge.core.moves.within_host import Progress
-    from dlbridge.core.plugins.registry import Plugin
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.tensor.tensor import Tensor
 
@@ -382,13 +382,18 @@ def choose(operand: Operand, target: Device, copy: bool | None, refused: str = "
         choice = _choose_from_device(operand, target, forced, refused)
     elif target is CPU and not forced:
         choice = RELABEL, "", ""
-    elif refusal := forced or refused or _why_not_in_place(operand, target, copy is False):
-        if target.is_host:
+    else:
+        low, nbytes = (0, operand.nbytes) if operand.contiguous else operand.span()
+        start = operand.data + operand.byte_offset + low
+        refusal = (
+            forced or refused or host_import_refusal(target, start, nbytes, asked=copy is False)
+        )
+        if not refusal:
+            choice = HOST_IMPORT, "", ""
+        elif target.is_host:
             choice = COPY_TO_OWN, refusal, ""
         else:
             choice = UPLOAD if operand.contiguous else PACK_UPLOAD, refusal, ""
-    else:
-        choice = HOST_IMPORT, "", ""
     if (copy is False or not operand.contiguous) and copies(choice):
         if operand.dtype.is_subbyte and not operand.padded:
             require_compact(operand)  # before a driver is called
@@ -424,10 +429,9 @@ def _why_not_on_device(operand: Operand) -> str:
 
 def _choose_from_device(operand: Operand, target: Device, forced: str, refused: str) -> Choice:
     source = operand.device
-    plugin = _plugin_of_source(source)
     if source.name == target.name and can_copy_natively(operand, target):
         return PEER_COPY, "", ""
-    refusal = forced or why_no_host_view(operand, plugin)
+    refusal = why_no_host_view(operand, forced)
     if target.is_host:
         if not refusal and target is CPU:
             return HOST_VIEW, "", ""
@@ -437,12 +441,6 @@ def _choose_from_device(operand: Operand, target: Device, forced: str, refused: 
     if why == "":
         return MEMORY_IMPORT, "", ""
     return (DOWNLOAD_UPLOAD if refusal else VIEW_UPLOAD), refusal, f": {why}" if why else ""
-
-
-def _why_not_in_place(operand: Operand, target: Device, asked: bool) -> str:
-    low, nbytes = (0, operand.nbytes) if operand.contiguous else operand.span()
-    start = operand.data + operand.byte_offset + low
-    return host_import_refusal(target, start, nbytes, asked=asked)
 
 
 @for_guests
@@ -482,33 +480,28 @@ def _imports_nothing(target: Device) -> str:
     return f"{target} cannot use host memory in place"
 
 
-def why_no_host_view(operand: Operand, plugin: Plugin | None = None) -> str:
-    """Why the host cannot address the memory in place; empty if it can.
+def why_no_host_view(operand: Operand, forced: str = "") -> str:
+    """Why the host does not address the memory in place; empty if it does.
 
-    *plugin* is the backend of its device, if it is known.
+    *forced* is why it is not to, in any case. ExchangeError without a backend for the device.
     """
     device = operand.device
-    if device.is_host or not operand.size:
+    if device.is_host or not operand.nbytes:
         return ""
-    if plugin is None:
-        plugin = _plugin_of_source(device)
-    if plugin.host_view_refusal is None:
-        return _shows_nothing(device)
-    return plugin.host_view_refusal(device.index, operand.data)
+    try:
+        refusal = plugin_of(device).host_view_refusal
+    except BackendUnavailable as exc:
+        raise ExchangeError(
+            f"the tensor is on {device}, and no backend here can read it: {exc}"
+        ) from exc
+    if forced:
+        return forced
+    return _shows_nothing(device) if refusal is None else refusal(device.index, operand.data)
 
 
 @cache
 def _shows_nothing(device: Device) -> str:
     return f"the host cannot address {device} memory"
-
-
-def _plugin_of_source(device: Device) -> Plugin:
-    try:
-        return plugin_of(device)
-    except BackendUnavailable as exc:
-        raise ExchangeError(
-            f"the tensor is on {device}, and no backend here can read it: {exc}"
-        ) from exc
 
 
 def why_no_memory_import(operand: Operand, target: Device) -> str | None:
@@ -577,7 +570,7 @@ def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -
     low, nbytes = operand.span()
     start, writable = operand.byte_offset + low, not operand.readonly
     memory = Memory(target, 0, f"host view of {operand.device}", viewed)
-    span = Span(operand.device.index, operand.data, start, nbytes)
+    span = span_of((operand.device.index, operand.data, start, nbytes))
     memory.take(None, "host_view", plugin.host_view, span, writable, stream)
     return _same_layout(operand, memory, -low)
 
@@ -608,7 +601,7 @@ def _same_layout(operand: Operand, memory: Memory, byte_offset: int) -> Tensor:
         memory,
         operand.dtype,
         operand.shape,
-        operand.strides,
+        None if operand.contiguous else operand.strides,
         byte_offset=byte_offset,
         readonly=operand.readonly,
         padded=operand.padded,

@@ -55,7 +55,8 @@ class CPU(Devices):
         content: memoryview | None = None,
     ) -> Allocation:
         """Uninitialised memory; DeviceMemoryError if the system has no room."""
-        _check_device(device_id)
+        if device_id:
+            _check_device(device_id)
         if alignment < MIN_ALIGNMENT:
             alignment = MIN_ALIGNMENT
         try:

@@ -192,7 +192,7 @@ def wrap_array(array: Array, producer: type | None = None) -> Tensor:
     if not array.flags.forc:
         _check_strides(array)
     array = with_usual_strides(array)
-    if array.dtype not in native_dtypes():
+    if array.dtype not in (NATIVE_DTYPES or native_dtypes()):
         # A type that numpy does not export (ml_dtypes').
         dtype = from_numpy(array.dtype)
         flags = FLAG_SUBBYTE_PADDED if dtype.is_subbyte else 0
@@ -426,7 +426,7 @@ def tensor_on(
 
 def build(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags: int) -> Tensor:
     """The Tensor over *memory* with the carrier *array*, its first element at *byte_offset*."""
-    if memory.device is CPU and not flags and native_dtypes().get(array.dtype) is dtype:
+    if memory.device is CPU and not flags and NATIVE_DTYPES.get(array.dtype) is dtype:
         return wrap_array(array)
     return _general(array, memory, dtype, byte_offset, flags)
 

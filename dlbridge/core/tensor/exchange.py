@@ -142,7 +142,7 @@ def _described(tensor: Tensor, flags: int) -> tuple[np.ndarray[Any, Any], Image 
         return array, Image(tensor.dtype, flags, None)
     operand = operand_of(tensor)
     device, data, offset = operand.device, operand.data, operand.byte_offset
-    if not operand.size:
+    if not operand.nbytes:
         data = offset = 0
     elif device.is_address:
         data, offset = data + offset, 0

@@ -193,15 +193,15 @@ def new_memory(
         if plugin is None:
             plugin = plugin_of(where)
         use = current_use(where, plugin)
-        arguments: tuple[Any, ...] = where.index, nbytes, alignment, use.handle
-        if content is not None:
-            arguments = *arguments, content
-            use.used = True
+        what = where.index, nbytes, alignment, use.handle
+        if content is None:
+            memory.take(use, "allocate", plugin.allocate, *what)
+            return memory
+        use.used = True
         try:
-            memory.take(use, "allocate", plugin.allocate, *arguments)
+            memory.take(use, "allocate", plugin.allocate, *what, content)
         except BaseException:
-            if content is not None:
-                drain_then_release(content, where, use.handle)
+            drain_then_release(content, where, use.handle)
             raise
     return memory
 
@@ -219,7 +219,10 @@ def access(memory: Memory, plugin: Plugin | None = None, *, viewing: bool = Fals
     if open_views and not viewing:
         refuse_if_viewed(memory)
     now = current_use(memory.device, plugin)
-    order(memory, now, plugin)
+    if memory.last_use is now:  # mostly
+        now.used = True
+    else:
+        order(memory, now, plugin)
     return now.handle
 
 

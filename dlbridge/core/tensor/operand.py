@@ -84,6 +84,7 @@ class Operand:
         "is_new",
         "memory",
         "nbytes",
+        "readonly",
         "shape",
         "stream",
     )
@@ -99,6 +100,7 @@ class Operand:
     memory: Memory | None
     """None for memory of the CPU that a numpy array keeps: no work of a device touches it."""
     nbytes: int
+    readonly: bool
     shape: tuple[int, ...]
     stream: int
     is_new: bool
@@ -123,11 +125,6 @@ class Operand:
     def size(self) -> int:
         """The number of elements."""
         return self.carrier.size
-
-    @property
-    def readonly(self) -> bool:
-        """Whether work on it must not write."""
-        return not self.carrier.flags.writeable
 
     @property
     def ndim(self) -> int:
@@ -213,7 +210,9 @@ def operand_of(tensor: Tensor) -> Operand:
     operand = _new(Operand)
     array = operand.carrier = tensor._array
     operand.shape = array.shape
-    operand.contiguous = array.flags.c_contiguous
+    flags = array.flags
+    operand.contiguous = flags.c_contiguous
+    operand.readonly = not flags.writeable
     operand.stream = 0
     operand.is_new = False
     is_native = type(tensor) is ArrayTensor  # read here: its property costs a call
