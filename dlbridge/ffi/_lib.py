@@ -30,7 +30,7 @@ from dlbridge.core.implementation_details.handlers import (
     raise_when_dropped,
     unless_handler,
 )
-from dlbridge.core.implementation_details.python_api import immortal
+from dlbridge.core.implementation_details.python_api import immortal, undisguised
 from dlbridge.errors import LibraryUnavailable
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ _WITH_GIL: Final[dict[str, tuple[Any, ...]]] = {
     "TVMFFIGetTypeAttrColumn": (ctypes.c_size_t, _POINTER),
     "TVMFFIEnvModRegisterSystemLibSymbol": (ctypes.c_int, ctypes.c_char_p, _POINTER),
 }
+_BARE: Final = {"TVMFFIObjectIncRef", "TVMFFIObjectDecRef", "TVMFFIFunctionCall"}
+"""Functions that are called as they are, from C or often; callers look at the ArgumentError."""
 _REQUIRED: Final = (
     *_WITH_GIL,
     _NEWEST_REQUIRED,
@@ -199,8 +201,20 @@ def _with_gil(path: str) -> Any:
     for name, (result, *arguments) in _WITH_GIL.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-        setattr(functions, name, function)
+        setattr(functions, name, function if name in _BARE else _raising(function))
     return functions
+
+
+def _raising(function: Any) -> Callable[..., Any]:
+    """The ctypes *function*, whose arguments raise what they raise, and no ArgumentError."""
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except ctypes.ArgumentError as exc:
+            raise undisguised(exc) from None
+
+    return call
 
 
 def _register_python() -> None:

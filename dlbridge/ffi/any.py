@@ -276,10 +276,7 @@ def made_with_gil(
     place: Any, function: Callable[..., int], *arguments: Any
 ) -> tuple[int, Handle | None]:
     """Like `made`, for a function of `py`, which keeps the GIL."""
-    try:
-        return _own_result(place, function, *arguments, address(place))
-    except ctypes.ArgumentError as exc:
-        raise undisguised(exc) from None
+    return _own_result(place, function, *arguments, address(place))
 
 
 def _own_result(place: Any, function: Any, *arguments: Any) -> tuple[int, Handle | None]:

@@ -6,11 +6,12 @@ afterwards. They are for processes of their own, which may crash.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,13 @@ def failing_lines(
     _each(turn, work, look, Cut, found)
 
 
+def _shown(error: BaseException | None) -> Iterator[BaseException]:
+    """The exceptions that a traceback of *error* shows."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
 def _each(
     turn: Callable[[int], BaseException | None],
     work: Callable[[], object],
@@ -125,6 +133,8 @@ def _each(
         if not isinstance(error, expected | None) and not any(w in str(error) for w in OTHERS):
             last = traceback.extract_tb(error.__traceback__)[-1]
             found.wrong.append(f"{number}: {error!r} ({Path(last.filename).name}:{last.lineno})")
+        if any(isinstance(each, ctypes.ArgumentError) for each in _shown(error)):
+            found.wrong.append(f"{number}: {error!r} shows the ArgumentError of ctypes")
         error = None
         work()  # takes away what waits for the next call
         gc.collect()

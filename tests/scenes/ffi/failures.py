@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from dlbridge.ffi import any as values, functions, objects, tensors
 
 from .scene import testing
 
-FOLDERS = str(Path(ffi.__file__).parent), "<dlbridge.ffi"
+FOLDERS = (str(Path(ffi.__file__).parent),)
 TEXT = "a text of more than seven bytes"
 
 
@@ -106,6 +107,11 @@ WORK: dict[str, Any] = {
     "list": lambda: list(kept),
     "map": lambda: (mapping["b"], list(mapping.items())),
     "dict": lambda: (table["a"], list(table)),
+    "get": lambda: (mapping.get("no"), mapping.get("b"), table.get(2), "no" in table),
+    "type keys": lambda: ffi.object_class("testing.TestObjectBase"),
+    "copies": lambda: copy.copy(pair(v_i64=3)),
+    "register": lambda: ffi.register_global_func("test.cut", len, override=True),
+    "names": ffi.get_registered_type_keys,
     "change": _change,
     "fields": _set,
     "error": lambda: ffi.Error("ValueError", TEXT).py_error(),
