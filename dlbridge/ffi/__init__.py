@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from .classes import (
         ObjectConvertible as ObjectConvertible,
         StructuralKey as StructuralKey,
-        get_registered_type_keys as get_registered_type_keys,
         object_class as object_class,
         register_object as register_object,
     )
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
         system_lib as system_lib,
     )
     from .objects import Object as Object
+    from .reflection import get_registered_type_keys as get_registered_type_keys
     from .streams import (
         get_raw_stream as get_raw_stream,
         use_raw_stream as use_raw_stream,
@@ -96,9 +96,9 @@ _NAMES: Final = {
         Module ModulePropertyMask init_ffi_api load_module register_system_lib_symbol
         system_lib
     """,
+    ".reflection": "get_registered_type_keys",
     ".classes": """
-        ObjectConvertible StructuralKey get_registered_type_keys object_class
-        register_object
+        ObjectConvertible StructuralKey object_class register_object
     """,
     ".structural": "get_first_structural_mismatch structural_equal structural_hash",
     # Dtypes by name, where tvm_ffi has them.

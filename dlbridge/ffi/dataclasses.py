@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .classes import Field, TypeInfo, register_object
+from .classes import register_object
 from .containers import Array, Dict, List, Map
 from .frames import ask
 from .objects import Object
+from .reflection import Field, TypeInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable

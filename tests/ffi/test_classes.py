@@ -13,8 +13,8 @@ from dlbridge import Device, dtype as as_dtype, ffi
 from dlbridge.conformance.cases import in_threads
 from dlbridge.ffi import classes
 from dlbridge.ffi.any import use_count
-from dlbridge.ffi.classes import Field, info_of
 from dlbridge.ffi.dataclasses import c_class
+from dlbridge.ffi.reflection import Field, info_of
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dlbridge import ffi
-from dlbridge.ffi import _lib, classes, containers, functions, modules
+from dlbridge.ffi import _lib, containers, functions, modules, reflection
 
 WORK = [
     *("function", "convert", "object", "bound", "look up", "callback", "lent", "map", "error"),
@@ -78,7 +78,7 @@ TREATED = {
         lambda: list(_lib._candidates()),
     ),
     "field": (
-        classes.Field,
+        reflection.Field,
         "_set",
         (TypeError,),
         lambda: setattr(_pair(), "v_i64", 5),
