@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from .any import UNCHANGED as UNCHANGED, convert as convert
     from .calls import BoundCall as BoundCall
     from .classes import (
-        ObjectConvertible as ObjectConvertible,
-        StructuralKey as StructuralKey,
         object_class as object_class,
         register_object as register_object,
     )
     from .containers import Array as Array, Dict as Dict, List as List, Map as Map, Shape as Shape
+    from .conversions import ObjectConvertible as ObjectConvertible
     from .errors import Error as Error, register_error as register_error
     from .functions import (
         Function as Function,
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
         use_torch_stream as use_torch_stream,
     )
     from .structural import (
+        StructuralKey as StructuralKey,
         get_first_structural_mismatch as get_first_structural_mismatch,
         structural_equal as structural_equal,
         structural_hash as structural_hash,
@@ -97,10 +97,11 @@ _NAMES: Final = {
         system_lib
     """,
     ".reflection": "get_registered_type_keys",
-    ".classes": """
-        ObjectConvertible StructuralKey object_class register_object
+    ".classes": "object_class register_object",
+    ".conversions": "ObjectConvertible",
+    ".structural": """
+        StructuralKey get_first_structural_mismatch structural_equal structural_hash
     """,
-    ".structural": "get_first_structural_mismatch structural_equal structural_hash",
     # Dtypes by name, where tvm_ffi has them.
     "": """
         bfloat16 float16 float32 float64 float4_e2m1fn float4_e2m1fnx2 float6_e2m3fn
@@ -110,8 +111,6 @@ _NAMES: Final = {
     """,
 }
 _MODULES: Final = ("dataclasses", "serialization", "structural")
-_LAST: Final = ".classes"
-"""The last module of the room, without which nothing can be packed or unpacked."""
 _HOMES: Final = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted([*_HOMES, *_MODULES])  # noqa: PLE0605  # a list, which ruff does not see
@@ -129,8 +128,6 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
         if not home:
             found = import_module("dlbridge").dtype(name)
         else:
-            if home.startswith(".") and home != "._lib":
-                import_module(_LAST, __name__)
             found = getattr(import_module(home, __name__), name)
         globals()[name] = found
         return found

@@ -5,10 +5,7 @@ the high ones) and a *payload* (the eight bytes of the union, as a signed
 integer). `pack` gives both for a Python value; `unpack` takes ownership of what
 C returned.
 
-Values, objects and calls need each other: a list is packed by calling a function,
-which is an object, and what the call returns may be any value. That circle is closed
-in one place. The last module of the room, `classes`, knows all classes of values and
-fills the tables `RULES` and `CONSTRUCTORS`; this module only asks them.
+Which classes there are, `conversions` knows: this module asks for its tables by `_methods`.
 """
 
 from __future__ import annotations
@@ -27,10 +24,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import python_api, undisguised
+from dlbridge.core.public import public_in
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType, dtype
 from dlbridge.core.values.text import with_article
 
+from . import _methods
 from ._lib import C, address, ffi, has, py
 
 Packer = Callable[[Any, "Temporaries"], tuple[int, int]]
@@ -125,14 +124,6 @@ def use_count(handle: int) -> int:
     return count
 
 
-# What the last module of the room fills in: the classes of all values.
-
-RULES: Final[list[Rule]] = []
-"""Asked in this order for each class; the last takes all."""
-CONSTRUCTORS: Final[dict[int, Constructor]] = {}
-"""Objects: type index -> function of ``(handle, index)``, which takes one reference over."""
-
-
 # --- Python to C ---------------------------------------------------------------
 
 packers: Final[dict[type, Packer]] = {}
@@ -153,7 +144,7 @@ def packer_of(cls: type) -> Packer:
     if len(packers) > CACHED_CLASSES:  # the cache keeps classes alive: it must not grow for ever
         packers.clear()
         lent_torch.clear()
-    found = packers[cls] = next(filter(None, (rule(cls) for rule in RULES)))
+    found = packers[cls] = next(filter(None, (rule(cls) for rule in _methods.RULES)))
     return found
 
 
@@ -343,6 +334,9 @@ def _impossible(index: int) -> TypeError:
 
 
 def _view_of(index: int) -> View:
+    if index == _LENT:
+        found = views[index] = _methods.lent_tensor
+        return found
     raise TypeError(f"a value with the unknown TVM-FFI type index {index}")
 
 
@@ -350,12 +344,13 @@ def _constructor_of(index: int) -> Constructor:
     """The constructor of the type or of its nearest ancestor that has one, kept for *index*."""
     if index > LAST_INDEX:  # the library would end the process
         raise _impossible(index)
-    found = CONSTRUCTORS.get(index)
+    table = _methods.CONSTRUCTORS
+    found = table.get(index)
     if found is None:
         info = ffi.cast("TVMFFITypeInfo *", py.TVMFFIGetTypeInfo(index))
         ancestors = [info.type_ancestors[i].type_index for i in range(info.type_depth)]
         # The last is the nearest one; kTVMFFIObject is an ancestor of every type.
-        found = next(CONSTRUCTORS[above] for above in reversed(ancestors) if above in CONSTRUCTORS)
+        found = next(table[above] for above in reversed(ancestors) if above in table)
     constructors[index] = found
     return found
 
@@ -739,6 +734,7 @@ VALUES: Final[tuple[Rule, ...]] = (
 """Rules for the classes of plain values: a class -> its packer, or None."""
 
 
+@public_in("dlbridge.ffi")
 def convert(value: Any) -> Any:  # anybody's: the value itself where nothing changes
     """*value* as it arrives on the other side.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dlbridge.core.public import public_in
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import shared_lock
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+@public_in("dlbridge.ffi")
 class BoundCall(Protocol):
     """The result of `Function.bind`: a plain Python function, the fastest to call.
 

@@ -1,28 +1,24 @@
-"""Which class a value has: classes made from the type table, and the rules for all values.
-
-This is the last module of the room: it fills the tables of the first, `any`.
-"""
+"""Classes of objects: registered ones, those made from the type table, and their constructors."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from itertools import chain, count
+from itertools import chain
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
+from dlbridge.core.public import public_in
 from dlbridge.core.values.text import with_article
 
-from . import _HOMES, any as values, containers, errors, functions, objects, tensors
+from . import _methods
 from ._lib import C
-from .any import INDEX_MASK, OBJECT_BEGIN, pack, subclasses, subclasses_of, unpack
-from .containers import Array, Dict, List, Map, Shape
+from .any import INDEX_MASK, OBJECT_BEGIN, unpack
+from .containers import Array, Dict, List, Map
 from .errors import Error
 from .frames import ask, call_with_gil
 from .functions import Function
-from .modules import Module
-from .objects import Object, bounded, checked, handle_of, remember
-from .reflection import Field, TypeInfo, get_registered_type_keys, index_of, info_of
+from .objects import Object, handle_of, remember
+from .reflection import Field, TypeInfo, index_of, info_of
 from .serialization import from_json_graph_str, to_json_graph_str
 
 if TYPE_CHECKING:
@@ -43,6 +39,8 @@ _classes: dict[int, type[Object]] = {
     C.kTVMFFIList: List,
     C.kTVMFFIDict: Dict,
 }
+_OWN: Final = {"ffi.Module": "Module", "ffi.StructuralKey": "StructuralKey"}
+"""Types whose classes are in modules above: type key -> the name in `_methods`."""
 _OF_A_LAYOUT: Final[Mapping[type[Object], int]] = {
     cls: index for index, cls in _classes.items() if cls is not Object
 }
@@ -56,6 +54,8 @@ def class_of(index: int) -> type[Object]:
     if found is not None:
         return found
     info = info_of(index)
+    if info.type_key in _OWN:  # the class registers itself when its module is loaded
+        return _classes.setdefault(index, getattr(_methods, _OWN[info.type_key]))
     parent = class_of(info.ancestors[-1])
     module, _, name = info.type_key.rpartition(".")
     doc = info.doc or f"Objects of type {info.type_key}."
@@ -66,6 +66,7 @@ def class_of(index: int) -> type[Object]:
     return _classes.setdefault(index, made)
 
 
+@public_in("dlbridge.ffi")
 def object_class(type_key: str) -> type[Any]:  # its fields are known to the library only
     """The class of objects of the type *type_key*, to construct and to test instances.
 
@@ -103,6 +104,7 @@ def _object_index(type_key: str) -> int:
 def register_object(type_key: _Class) -> _Class: ...
 @overload
 def register_object(type_key: str | None = None) -> Callable[[_Class], _Class]: ...
+@public_in("dlbridge.ffi")
 def register_object(type_key: Any = None) -> Any:
     """Make the decorated class, a subclass of `Object`, the class of a type's objects.
 
@@ -319,136 +321,3 @@ _BEHAVIOUR: Final[dict[str, Any]] = {
     "__deepcopy__": _deepcopy,
     "__reduce__": _reduce,
 }
-
-
-_HAND_OVER: Final = "dlbridge.ffi.hand_over"
-
-_handed: dict[int, Object] = {}
-_keys = count()
-
-
-def _hand_over(value: Object) -> Any:
-    """The tvm_ffi package's wrapper of this object; that package asks for it."""
-    if functions.get_global_func(_HAND_OVER, allow_missing=True) is None:
-        functions.register_global_func(_HAND_OVER, _handed.pop, override=True)
-    key = next(_keys)  # of its own for each: threads may hand over one object at a time
-    _handed[key] = value
-    try:
-        return sys.modules["tvm_ffi"].get_global_func(_HAND_OVER)(key)
-    finally:
-        _handed.pop(key, None)
-
-
-Object.__tvm_ffi_object__ = _hand_over  # type: ignore[attr-defined]  # by a function of the registry
-
-
-class ObjectConvertible:
-    """Base of classes whose instances are passed as something else: what `asobject` returns.
-
-    Examples
-    --------
-    >>> class Pair(ffi.ObjectConvertible):
-    ...     def asobject(self):
-    ...         return [1, 2]
-    >>> ffi.convert(Pair())
-    (1, 2)
-    """
-
-    def asobject(self) -> Any:  # anybody's: what the subclass stands for
-        """The value to pass instead of this one; a subclass must define it.
-
-        Returns
-        -------
-        object
-            Any value that can be an argument.
-
-        Examples
-        --------
-        >>> class Name(ffi.ObjectConvertible):
-        ...     def asobject(self):
-        ...         return "name"
-        >>> ffi.convert([Name()])
-        ("name",)
-        """
-        raise NotImplementedError
-
-
-values.CONSTRUCTORS.update(
-    {
-        **values.TEXTS_AND_NUMBERS,
-        # Every type that has no nearer ancestor here.
-        C.kTVMFFIObject: lambda handle, index: objects.wrap(handle, index, class_of(index)),
-        C.kTVMFFIShape: containers.shape_of,
-        C.kTVMFFITensor: tensors.tensor_of,
-        C.kTVMFFIOpaquePyObject: objects.opaque_value,
-    }
-)
-values.views[C.kTVMFFIDLTensorPtr] = tensors.lent_tensor
-
-
-values.RULES.extend(
-    (
-        lambda cls: cls._pack if issubclass(cls, (Object, objects.Argument)) else None,
-        *(
-            subclasses_of("tvm_ffi", name, containers.pack_peer_container)
-            for name in ("Array", "List", "Map", "Dict")
-        ),
-        subclasses(ObjectConvertible, values.by_method("asobject", pack)),
-        values.defining("__chandle__", objects.pack_peer),  # of tvm_ffi: what they are to C
-        values.OBJECT_PROTOCOL,
-        tensors.tensor_rule,
-        subclasses(Shape, containers.pack_shape),
-        subclasses_of("tvm_ffi", "Shape", containers.pack_shape),
-        subclasses((list, tuple), containers.pack_sequence),
-        subclasses(dict, containers.pack_mapping),
-        *values.VALUES,
-        subclasses(BaseException, errors.pack_exception),
-        values.defining("__call__", functions.pack_callable),
-        tensors.native_rule,
-        lambda _cls: tensors.pack_other,  # carried as it is
-    )
-)
-
-
-class StructuralKey(Object):
-    """A value as a key, equal to keys with a structurally equal value.
-
-    Parameters
-    ----------
-    key : object
-        Any value.
-
-    Examples
-    --------
-    >>> table = {ffi.StructuralKey([1, 2]): "found"}
-    >>> table[ffi.StructuralKey([1, 2])]
-    'found'
-    """
-
-    __slots__ = ()
-
-    def __init__(self, key: Any) -> None:
-        make = functions.get_global_func("ffi.StructuralKey")
-        self.__init_handle_by_constructor__(make, checked(key))
-
-    def __hash__(self) -> int:
-        return self.hash_i64  # type: ignore[no-any-return]
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, StructuralKey):
-            return NotImplemented
-        # Looked at again: a List in a key may have changed since the key was made.
-        keys = bounded(self), bounded(other)
-        return ask("ffi.StructuralKeyEqual", *keys)  # type: ignore[no-any-return]
-
-
-for _key, _class in (("ffi.Module", Module), ("ffi.StructuralKey", StructuralKey)):
-    if _key in get_registered_type_keys():  # older libraries do without some
-        register_object(_key)(_class)
-
-# By this name users and pickles find what is public.
-for _name, _home in _HOMES.items():
-    _module = sys.modules.get(f"dlbridge.ffi{_home}") if _home.startswith(".") else None
-    _thing: Any = getattr(_module, _name, None)
-    if callable(_thing):
-        _thing.__module__ = "dlbridge.ffi"

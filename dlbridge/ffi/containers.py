@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex, TypeVar, over
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import undisguised
+from dlbridge.core.public import public_in
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.kit.resources import shared_lock
 
+from . import _methods
 from ._lib import C, address, ffi, py
 from .any import HEADER, OBJECT_BEGIN, Handle, Members, convert, pack, unpack, untrack, view
 from .errors import Error, raised
 from .frames import ask, builtin, call_with_gil
 from .functions import NO_DEFAULT, Function
-from .modules import Module
 from .objects import (
     MAX_DEPTH,
     Argument,
@@ -221,7 +222,7 @@ def _agree(ours: Container, theirs: Container) -> bool:
 
 def _has_fields(x: Any) -> bool:
     """Whether *x* is an object of C++, whose fields the library has compared."""
-    return isinstance(x, Object) and not isinstance(x, (Error, Function, Module))
+    return isinstance(x, Object) and not isinstance(x, (Error, Function, _methods.Module))
 
 
 def same(x: Any, y: Any) -> bool:
@@ -356,6 +357,7 @@ class _Sequence(Container, abc.Sequence[_T_co]):
         return type(self)([*other, *self]) if isinstance(other, abc.Iterable) else NotImplemented
 
 
+@public_in("dlbridge.ffi")
 class Array(_Sequence[_T_co], abc.Sequence[_T_co]):
     """A sequence that never changes; what a Python list or tuple becomes as an argument.
 
@@ -395,6 +397,7 @@ class Array(_Sequence[_T_co], abc.Sequence[_T_co]):
         return decode(ffi.cast("char *", _cell(handle_of(self)).data) + ANY_SIZE * place, 1)[0]
 
 
+@public_in("dlbridge.ffi")
 class List(_Sequence[_T], abc.MutableSequence[_T]):
     """A sequence that everyone who holds it sees changing.
 
@@ -527,6 +530,7 @@ def pack_sequence(value: Any, keep: Temporaries) -> tuple[int, int]:
     return keep.own(C.kTVMFFIArray, build("ffi.Array", value, keep))
 
 
+@public_in("dlbridge.ffi")
 class Shape(tuple[int, ...]):
     """The dimensions of a tensor: a tuple, which goes to C as a Shape object.
 
@@ -735,6 +739,7 @@ class _Values(abc.ValuesView[Any]):
         return iter(self._mapping._read(decode)[1::2])
 
 
+@public_in("dlbridge.ffi")
 class Map(_Mapping[_K, _V_co], abc.Mapping[_K, _V_co]):
     """A mapping that never changes; what a Python dict becomes as an argument.
 
@@ -769,6 +774,7 @@ class Map(_Mapping[_K, _V_co], abc.Mapping[_K, _V_co]):
         return cls._new(_pairs(input_dict))
 
 
+@public_in("dlbridge.ffi")
 class Dict(_Mapping[_K, _V], abc.MutableMapping[_K, _V]):
     """A mapping that everyone who holds it sees changing.
 

@@ -17,6 +17,7 @@ from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from dlbridge.core.implementation_details.handlers import is_from_handler, unless_handler
+from dlbridge.core.public import public_in
 from dlbridge.kit.resources import shared_lock
 
 from ._lib import C, address, ffi, py
@@ -98,6 +99,7 @@ def register_error(name_or_cls: _Exception) -> _Exception: ...
 def register_error(name_or_cls: str, cls: _Exception) -> _Exception: ...
 @overload
 def register_error(name_or_cls: str | None = None) -> Callable[[_Exception], _Exception]: ...
+@public_in("dlbridge.ffi")
 def register_error(name_or_cls: Any = None, cls: Any = None) -> Any:
     """Connect a kind of error with an exception class, in both directions.
 
@@ -152,6 +154,7 @@ for _name in _BUILTIN.split():
     register_error(_name, getattr(builtins, _name))
 
 
+@public_in("dlbridge.ffi")
 class Error(Object):
     """An error object of libtvm_ffi. It is not an exception; `py_error` makes one.
 

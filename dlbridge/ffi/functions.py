@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import immortal
+from dlbridge.core.public import public_in
 from dlbridge.core.tensor.array_tensor import expire_lent
 from dlbridge.core.values.text import did_you_mean
 from dlbridge.errors import ExchangeError
@@ -298,6 +299,7 @@ def _say_null(*_arguments: Any) -> None:
 _NULL: Final = immortal(make_function(_say_null))
 
 
+@public_in("dlbridge.ffi")
 class Function(Object):
     """A function of libtvm_ffi: call it with any values and with tensors of any library.
 
@@ -610,6 +612,7 @@ def check_callable(function: object) -> None:
         raise TypeError(f"{function!r} cannot be called, so it cannot become a Function")
 
 
+@public_in("dlbridge.ffi")
 def convert_func(pyfunc: Callable[..., Any], tensor_cls: Any = None) -> Function:
     """The Python callable as a `Function`.
 
@@ -657,6 +660,7 @@ _Callable = TypeVar("_Callable", bound="Callable[..., object]")
 def get_global_func(name: str, allow_missing: Literal[False] = False) -> Function: ...
 @overload
 def get_global_func(name: str, allow_missing: bool) -> Function | None: ...
+@public_in("dlbridge.ffi")
 def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
     """The global function *name*.
 
@@ -709,6 +713,7 @@ def _name(name: str) -> ByteArray:
     return ByteArray(name)
 
 
+@public_in("dlbridge.ffi")
 def get_global_func_metadata(name: str) -> Mapping[str, Any]:
     """The metadata of the global function *name*.
 
@@ -743,6 +748,7 @@ def register_global_func(func_name: str, f: _Callable, override: bool = False) -
 def register_global_func(
     func_name: str, f: None = None, override: bool = False
 ) -> Callable[[_Callable], _Callable]: ...
+@public_in("dlbridge.ffi")
 def register_global_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
     """Make the Python callable *f* the global function *func_name*.
 
@@ -818,6 +824,7 @@ def _published(function: Any) -> dict[str, Any]:
     return metadata
 
 
+@public_in("dlbridge.ffi")
 def remove_global_func(name: str) -> None:
     """Remove the global function *name*; functions that were got keep working.
 
@@ -837,6 +844,7 @@ def remove_global_func(name: str) -> None:
     ask("ffi.FunctionRemoveGlobal", name)
 
 
+@public_in("dlbridge.ffi")
 def list_global_func_names() -> list[str]:
     """The names of all global functions.
 

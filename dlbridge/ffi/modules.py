@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import immortal
+from dlbridge.core.public import public_in
 from dlbridge.core.values.devices import device as as_device
 from dlbridge.core.values.text import did_you_mean
 
 from . import functions
 from ._lib import address, ffi, py
+from .classes import register_object
 from .errors import raised
 from .frames import ask
 from .functions import Function, check_symbol, described, get_global_func, list_global_func_names
@@ -57,6 +59,7 @@ _LISTED: Final = 20  # names of functions in a message
 _LIKE_SO: Final = frozenset({"dll", "dylib", "dso"})
 
 
+@public_in("dlbridge.ffi")
 class ModulePropertyMask(IntFlag):
     """The properties of a module, as flags.
 
@@ -71,6 +74,8 @@ class ModulePropertyMask(IntFlag):
     COMPILATION_EXPORTABLE = 0b100
 
 
+@register_object("ffi.Module")
+@public_in("dlbridge.ffi")
 class Module(Object):
     """A library of functions: ``module.add_one(x)``.
 
@@ -363,6 +368,7 @@ class Module(Object):
         return ModulePropertyMask.COMPILATION_EXPORTABLE in self.get_property_mask()
 
 
+@public_in("dlbridge.ffi")
 def load_module(
     path: str | os.PathLike[str],
     keep_module_alive: bool = True,
@@ -464,6 +470,7 @@ def _why_not(file: Path, error: RuntimeError) -> str:
     )
 
 
+@public_in("dlbridge.ffi")
 def system_lib(symbol_prefix: str = "") -> Module:
     """The functions that were registered in this process, as one module.
 
@@ -485,6 +492,7 @@ def system_lib(symbol_prefix: str = "") -> Module:
     return ask("ffi.SystemLib", symbol_prefix)  # type: ignore[no-any-return]
 
 
+@public_in("dlbridge.ffi")
 def register_system_lib_symbol(name: str, symbol: Any) -> None:
     """Make a C function of type TVMFFISafeCallType *name* of the system library.
 
@@ -529,6 +537,7 @@ def _is_function_pointer(symbol: Any) -> bool:
     return kind is not None and (kind.kind == "function" or kind == ffi.typeof("void *"))
 
 
+@public_in("dlbridge.ffi")
 def init_ffi_api(namespace: str, target_module_name: str | None = None) -> None:
     """Put the global functions ``namespace.name`` into a module, each as ``name``.
 

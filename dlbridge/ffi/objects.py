@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from dlbridge.core.implementation_details.python_api import object_at
+from dlbridge.core.public import public_in
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.text import with_article
 
+from . import _methods
 from ._lib import C, address, destructor, ffi, py
 from .any import (
     HEADER,
@@ -29,6 +31,7 @@ from .any import (
 )
 
 
+@public_in("dlbridge.ffi")
 class Object:
     """A reference-counted object of libtvm_ffi.
 
@@ -100,6 +103,10 @@ class Object:
         The wrapper is empty once the call is made.
         """
         return MovedObject(self)
+
+    def __tvm_ffi_object__(self) -> Any:
+        """The tvm_ffi package's wrapper of this object, for which that package asks."""
+        return _methods.hand_over(self)
 
     def _pack(self, keep: Temporaries) -> tuple[int, int]:
         """The object itself; *keep* owns a reference, as *self* may be moved away meanwhile."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import undisguised
+from dlbridge.core.public import public_in
 from dlbridge.core.values.text import with_article
 
 from ._lib import C, address, ffi, py
@@ -215,6 +216,7 @@ def index_of(type_key: str) -> int:
     return out[0]  # type: ignore[no-any-return]
 
 
+@public_in("dlbridge.ffi")
 def get_registered_type_keys() -> list[str]:
     """The keys of all types that are registered.
 

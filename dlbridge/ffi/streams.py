@@ -21,6 +21,7 @@ from dlbridge.core.plugins.streams import (
     use_stream as use_backend_stream,
     user_stream,
 )
+from dlbridge.core.public import public_in
 from dlbridge.core.values.devices import Device, device
 from dlbridge.errors import BackendUnavailable
 
@@ -57,6 +58,7 @@ def restore_stream(device_type: int, device_id: int, before: Any) -> None:
         raised()  # takes the error away: `set_stream` failed, too, and has replaced nothing
 
 
+@public_in("dlbridge.ffi")
 def get_raw_stream(device_like: Any) -> int:
     """The stream that a callee on a device sees now in this thread.
 
@@ -86,6 +88,7 @@ def _handle(stream: object) -> int | None:
     return stream if isinstance(stream, int) else None
 
 
+@public_in("dlbridge.ffi")
 @contextmanager
 def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[None]:
     """Show callees the native handle *stream* for a device, inside the block.
@@ -138,6 +141,7 @@ def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[
             restore_stream(where.type, where.index, before)
 
 
+@public_in("dlbridge.ffi")
 @contextmanager
 def use_stream(device_like: Any, stream: Any) -> Iterator[int]:
     """Send work on a device to *stream* inside the block: callees' and dlbridge's own.
@@ -178,6 +182,7 @@ def use_stream(device_like: Any, stream: Any) -> Iterator[int]:
         yield handle
 
 
+@public_in("dlbridge.ffi")
 @contextmanager
 def use_torch_stream(context: AbstractContextManager[Any] | None = None) -> Iterator[None]:
     """Show callees torch's current CUDA stream inside the block.

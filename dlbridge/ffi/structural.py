@@ -6,9 +6,11 @@ from typing import Any, Final
 
 from dlbridge.core.public import public_in
 
-from .classes import StructuralKey
+from .classes import register_object
 from .frames import ask
-from .objects import checked
+from .functions import get_global_func
+from .objects import Object, bounded, checked
+from .reflection import get_registered_type_keys
 
 __all__ = [
     "StructuralKey",
@@ -111,3 +113,40 @@ def get_first_structural_mismatch(
 
 def _compare(name: str, lhs: Any, rhs: Any, *options: bool) -> Any:
     return ask(name, checked(lhs), checked(rhs), *options)
+
+
+@public_in("dlbridge.ffi")
+class StructuralKey(Object):
+    """A value as a key, equal to keys with a structurally equal value.
+
+    Parameters
+    ----------
+    key : object
+        Any value.
+
+    Examples
+    --------
+    >>> table = {ffi.StructuralKey([1, 2]): "found"}
+    >>> table[ffi.StructuralKey([1, 2])]
+    'found'
+    """
+
+    __slots__ = ()
+
+    def __init__(self, key: Any) -> None:
+        make = get_global_func("ffi.StructuralKey")
+        self.__init_handle_by_constructor__(make, checked(key))
+
+    def __hash__(self) -> int:
+        return self.hash_i64  # type: ignore[no-any-return]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StructuralKey):
+            return NotImplemented
+        # Looked at again: a List in a key may have changed since the key was made.
+        keys = bounded(self), bounded(other)
+        return ask("ffi.StructuralKeyEqual", *keys)  # type: ignore[no-any-return]
+
+
+if "ffi.StructuralKey" in get_registered_type_keys():  # older libraries do without
+    register_object("ffi.StructuralKey")(StructuralKey)

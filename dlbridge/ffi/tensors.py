@@ -28,6 +28,7 @@ from dlbridge.core.interfaces.dlpack import as_tensor
 from dlbridge.core.interfaces.native import import_native, is_of_backend
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import library_of
+from dlbridge.core.public import public_in
 from dlbridge.core.tensor.exchange import adopt, order_consumer, own_export_of
 from dlbridge.core.tensor.memory import access
 from dlbridge.core.tensor.metadata import carrier_of, memory_under
@@ -495,6 +496,7 @@ class ReadOnlyArgument(Argument):
         return f"dlbridge.ffi.readonly({self.value!r})"
 
 
+@public_in("dlbridge.ffi")
 def readonly(value: Any) -> ReadOnlyArgument:
     """Say that the function that gets *value* as an argument only reads it.
 
@@ -521,6 +523,7 @@ def readonly(value: Any) -> ReadOnlyArgument:
     return ReadOnlyArgument(value)
 
 
+@public_in("dlbridge.ffi")
 def from_dlpack(
     x: SupportsDLPack,
     /,

@@ -1,0 +1,43 @@
+"""What modules of the FFI look up in modules above them: one table.
+
+Values, objects and calls need each other: a list is packed by calling a function, which is an
+object, and what the call returns may be any value. So the lower ones look names up here, as
+`dlbridge._methods` does for Tensor and Device; imports run one way, and each module is loaded when
+one of its names is first asked for.
+"""
+
+# ruff: noqa: PLC0414 - for type checkers a re-export says `as`
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .conversions import (
+        CONSTRUCTORS as CONSTRUCTORS,
+        RULES as RULES,
+        hand_over as hand_over,
+    )
+    from .modules import Module as Module
+    from .structural import StructuralKey as StructuralKey
+    from .tensors import lent_tensor as lent_tensor
+
+# The table. (The imports above are for type checkers; a test compares.)
+_NAMES = {
+    "conversions": "CONSTRUCTORS RULES hand_over",
+    "modules": "Module",
+    "structural": "StructuralKey",
+    "tensors": "lent_tensor",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:  # to a type checker it would say that there is every name
+
+    def __getattr__(name: str) -> object:
+        """Load a name at its first use. It stays here: the next use is a look-up (15 ns)."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(f".{_MODULES[name]}", __package__), name)
+        globals()[name] = found
+        return found
