@@ -17,7 +17,7 @@ from dlbridge.core.dlpack.exports import check_host_stream
 from dlbridge.core.dlpack.structs import MAX_NDIM
 from dlbridge.core.implementation_details.handlers import handlers_cause, unless_handler
 from dlbridge.core.interfaces.dlpack import import_from_host, import_producer
-from dlbridge.core.interfaces.native import import_native
+from dlbridge.core.interfaces.native import import_native, is_of_backend
 from dlbridge.core.libraries.library import (
     ALL_HOST,
     FLOAT8,
@@ -108,6 +108,7 @@ __all__ = [
     "import_producer",
     "is_array_of",
     "is_known_library",
+    "is_of_backend",
     "known_libraries",
     "library_of",
     "limits_of",

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from dlbridge import (
         Device as Device,
         DLDeviceType as DLDeviceType,
+        DType,
         Tensor as Tensor,
         device as device,
         dtype as dtype,
     )
-    from dlbridge.core.values.dtypes import DType
 
     from . import (
         dataclasses as dataclasses,
@@ -124,7 +124,6 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        import_module("dlbridge.core")  # which refuses subinterpreters, with the reason
         if not home:
             found = import_module("dlbridge").dtype(name)
         else:

@@ -13,10 +13,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
-from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.implementation_details.python_api import memory
-from dlbridge.core.tensor.array_tensor import ArrayTensor
+from dlbridge.abi import DLPACK_VERSION, FLAG_READ_ONLY, ArrayTensor, memory
+from dlbridge.extending import unless_handler
 from dlbridge.interop.torch import is_without_memory
 
 from .any import (

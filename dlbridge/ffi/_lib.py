@@ -23,15 +23,16 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.core._cdefs import ffi as ffi  # noqa: PLC0414  # the other modules take it from here
-from dlbridge.core.implementation_details.ends import wait_for
-from dlbridge.core.implementation_details.handlers import (
+from dlbridge.abi import (
+    ffi as ffi,  # noqa: PLC0414  # the other modules take it from here
     handlers_exception,
+    immortal,
     raise_when_dropped,
-    unless_handler,
+    undisguised,
+    wait_for,
 )
-from dlbridge.core.implementation_details.python_api import immortal, undisguised
 from dlbridge.errors import LibraryUnavailable
+from dlbridge.extending import unless_handler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,12 +22,9 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.implementation_details.python_api import python_api, undisguised
-from dlbridge.core.public import public_in
-from dlbridge.core.values.devices import Device
-from dlbridge.core.values.dtypes import DType, dtype
-from dlbridge.core.values.text import with_article
+from dlbridge import Device, DType, dtype
+from dlbridge.abi import python_api, undisguised
+from dlbridge.extending import public_in, unless_handler, with_article
 
 from . import _methods
 from ._lib import C, address, ffi, has, py

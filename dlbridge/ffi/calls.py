@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dlbridge.core.public import public_in
 from dlbridge.errors import ExchangeError
+from dlbridge.extending import public_in
 from dlbridge.kit.resources import shared_lock
 
 from ._calls import bound as bound_call, silent as silent_call

@@ -7,8 +7,7 @@ from itertools import chain
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
-from dlbridge.core.public import public_in
-from dlbridge.core.values.text import with_article
+from dlbridge.extending import public_in, with_article
 
 from . import _methods
 from ._lib import C

@@ -19,10 +19,9 @@ from operator import itemgetter
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex, TypeVar, overload
 
-from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.implementation_details.python_api import undisguised
-from dlbridge.core.public import public_in
-from dlbridge.core.tensor.tensor import Tensor
+from dlbridge import Tensor
+from dlbridge.abi import undisguised
+from dlbridge.extending import public_in, unless_handler
 from dlbridge.kit.resources import shared_lock
 
 from . import _methods

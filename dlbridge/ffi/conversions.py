@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any, Final
 
-from dlbridge.core.public import public_in
+from dlbridge.extending import public_in
 
 from . import containers, errors, functions, objects, tensors
 from ._lib import C

@@ -16,8 +16,8 @@ from threading import get_ident
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
-from dlbridge.core.implementation_details.handlers import is_from_handler, unless_handler
-from dlbridge.core.public import public_in
+from dlbridge.abi import is_from_handler
+from dlbridge.extending import public_in, unless_handler
 from dlbridge.kit.resources import shared_lock
 
 from ._lib import C, address, ffi, py

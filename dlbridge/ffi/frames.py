@@ -16,7 +16,7 @@ import ctypes
 from array import array
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.core.implementation_details.python_api import undisguised
+from dlbridge.abi import undisguised
 
 from ._lib import C, address, ffi, py
 from .any import (

@@ -9,12 +9,9 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
-from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.implementation_details.python_api import immortal
-from dlbridge.core.public import public_in
-from dlbridge.core.tensor.array_tensor import expire_lent
-from dlbridge.core.values.text import did_you_mean
+from dlbridge.abi import expire_lent, immortal
 from dlbridge.errors import ExchangeError
+from dlbridge.extending import did_you_mean, public_in, unless_handler
 
 from ._calls import call
 from ._lib import C, address, destructor, ffi, py
@@ -33,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from dlbridge.core.values.devices import Device
+    from dlbridge import Device
     from dlbridge.typing import SupportsDLPack
 
     from .any import Handle

@@ -16,10 +16,8 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from dlbridge.core.dlpack.foreign_tables import table_of
-from dlbridge.core.dlpack.structs import DLPACK_VERSION
-from dlbridge.core.implementation_details.python_api import HARMLESS, address_in, immortal, word_at
-from dlbridge.core.values.devices import Device
+from dlbridge import Device
+from dlbridge.abi import DLPACK_VERSION, HARMLESS, address_in, immortal, table_of, word_at
 from dlbridge.interop.torch import LOWEST_USUAL
 
 from ._lib import C, address, destructor, ffi

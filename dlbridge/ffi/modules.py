@@ -8,11 +8,9 @@ import sys
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.implementation_details.python_api import immortal
-from dlbridge.core.public import public_in
-from dlbridge.core.values.devices import device as as_device
-from dlbridge.core.values.text import did_you_mean
+from dlbridge import device as as_device
+from dlbridge.abi import immortal
+from dlbridge.extending import did_you_mean, public_in, unless_handler
 
 from . import functions
 from ._lib import address, ffi, py

@@ -7,11 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from dlbridge.core.implementation_details.python_api import object_at
-from dlbridge.core.public import public_in
-from dlbridge.core.values.devices import Device
-from dlbridge.core.values.dtypes import DType
-from dlbridge.core.values.text import with_article
+from dlbridge import Device, DType
+from dlbridge.abi import object_at
+from dlbridge.extending import public_in, with_article
 
 from . import _methods
 from ._lib import C, address, destructor, ffi, py

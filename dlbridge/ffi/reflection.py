@@ -13,10 +13,8 @@ from functools import cached_property
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.implementation_details.python_api import undisguised
-from dlbridge.core.public import public_in
-from dlbridge.core.values.text import with_article
+from dlbridge.abi import undisguised
+from dlbridge.extending import public_in, unless_handler, with_article
 
 from ._lib import C, address, ffi, py
 from .any import ByteArray, Handle, Members, pack, text_of, unpack, view

@@ -11,19 +11,17 @@ import threading
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.core.interfaces.own_table import _managed_tensor_allocator as managed_tensor_allocator
-from dlbridge.core.plugins.registry import plugin_of
-from dlbridge.core.plugins.streams import (
+from dlbridge import Device, device, use_stream as use_backend_stream
+from dlbridge.abi import (
     Begun,
     begin_call,
     end_blocks,
+    managed_tensor_allocator,
     note_work,
-    use_stream as use_backend_stream,
     user_stream,
 )
-from dlbridge.core.public import public_in
-from dlbridge.core.values.devices import Device, device
 from dlbridge.errors import BackendUnavailable
+from dlbridge.extending import plugin_of, public_in
 
 from ._lib import C, ffi
 from .any import OBJECT_BEGIN, Work

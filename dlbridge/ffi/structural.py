@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from dlbridge.core.public import public_in
+from dlbridge.extending import public_in
 
 from .classes import register_object
 from .frames import ask

@@ -17,24 +17,33 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from dlbridge import Device, DLDeviceType, Tensor
+from dlbridge.abi import (
+    DLPACK_VERSION,
+    FLAG_READ_ONLY,
+    ForeignTable,
+    OwnExport,
+    Received,
+    access,
+    adopt,
+    as_tensor,
+    memory_under,
+    order_consumer,
+    own_export_of,
+    read_managed,
+    table_of,
+)
 from dlbridge.api import moving
 from dlbridge.api.like import as_library
-from dlbridge.core.dlpack.capsules import Received, read_managed
-from dlbridge.core.dlpack.exports import OwnExport
-from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
-from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
-from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.interfaces.dlpack import as_tensor
-from dlbridge.core.interfaces.native import import_native, is_of_backend
-from dlbridge.core.libraries.library import origin_of
-from dlbridge.core.libraries.lookup import library_of
-from dlbridge.core.public import public_in
-from dlbridge.core.tensor.exchange import adopt, order_consumer, own_export_of
-from dlbridge.core.tensor.memory import access
-from dlbridge.core.tensor.metadata import carrier_of, memory_under
-from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.extending import (
+    import_native,
+    is_of_backend,
+    library_of,
+    origin_of,
+    public_in,
+    unless_handler,
+)
 from dlbridge.interop.torch import (
     LOWEST_USUAL,
     is_readonly_torch,
@@ -65,7 +74,7 @@ from .objects import Argument, pack_opaque
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlbridge.core.tensor.memory import Memory
+    from dlbridge.extending import Memory
     from dlbridge.typing import SupportsDLPack
 
     from .any import Packer
@@ -144,7 +153,7 @@ def pack_own(
     *given* is what the user passed, where that is another object. *declared*: by its class
     the user says that it is only read.
     """
-    carrier_of(value)  # an expired tensor raises here
+    device = value.device  # an expired tensor raises here
     try:
         handle = value._native
     except AttributeError:  # not passed before
@@ -153,7 +162,6 @@ def pack_own(
         return keep.own(_TENSOR, handle)
     if value.readonly and not (declared or keep.reading):
         raise _read_only(value if given is None else given)
-    device = value.device
     if handle is None:
         # As it is, with negative strides too: a copy would lose what a kernel writes.
         kind = HostHandle if device.type is _CPU and not value.readonly else Handle

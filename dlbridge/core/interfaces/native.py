@@ -25,10 +25,25 @@ if TYPE_CHECKING:
     from dlbridge.typing import DeviceLike
 
 
+@for_guests
 def is_of_backend(cls: type) -> bool:
-    """Whether *cls* belongs to the package of a backend, or to the library that one serves.
+    """Return whether a class belongs to the package of a backend, or to the library it serves.
 
-    Nothing is loaded to find this out.
+    Parameters
+    ----------
+    cls : type
+        Any class. Nothing is loaded to find this out.
+
+    Returns
+    -------
+    bool
+        Whether `import_native` may take its objects.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import is_of_backend
+    >>> is_of_backend(float)
+    False
     """
     library = library_of(cls)
     return bool((library is not None and library.backend) or packages_of(cls))

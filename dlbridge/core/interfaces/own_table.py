@@ -270,7 +270,8 @@ _borrowed: dict[ref[Tensor], StructPool] = {}
     "void(*)(void *, const char *, const char *))",
     undo=_take_back,
 )
-def _managed_tensor_allocator(prototype: Any, out: Any, context: Any, set_error: Any) -> int:
+def managed_tensor_allocator(prototype: Any, out: Any, context: Any, set_error: Any) -> int:
+    """Allocate by our backends: a ``DLPackManagedTensorAllocator``."""
     # cffi takes the GIL: callers may be threads that Python does not know.
     try:
         out[0] = ffi.NULL
@@ -335,7 +336,7 @@ def _filled(export: Any, take: Any, borrow: Any) -> Any:
     table: Any = immortal(ffi.new("DLPackExchangeAPI *"))
     table.header.version.major, table.header.version.minor = DLPACK_VERSION
     for field, function in (
-        ("managed_tensor_allocator", _managed_tensor_allocator),
+        ("managed_tensor_allocator", managed_tensor_allocator),
         ("managed_tensor_from_py_object_no_sync", export),
         ("managed_tensor_to_py_object_no_sync", take),
         ("dltensor_from_py_object_no_sync", borrow),
