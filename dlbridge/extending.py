@@ -30,6 +30,7 @@ from dlbridge.core.libraries.library import (
 from dlbridge.core.libraries.lookup import (
     find_library,
     is_known_library,
+    is_native_library,
     known_libraries,
     library_of,
 )
@@ -108,6 +109,7 @@ __all__ = [
     "import_producer",
     "is_array_of",
     "is_known_library",
+    "is_native_library",
     "is_of_backend",
     "known_libraries",
     "library_of",

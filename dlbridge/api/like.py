@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.native import check_whole_elements
 from dlbridge.core.libraries.library import is_array_of, origin_of
-from dlbridge.core.libraries.lookup import find_library, is_known_library
+from dlbridge.core.libraries.lookup import check_own_device, find_library, is_known_library
 from dlbridge.core.moves.transfer import move, part_of_a_step
 from dlbridge.core.plugins.registry import LOADED, backends
 from dlbridge.core.tensor.array_tensor import ArrayTensor
@@ -152,11 +152,7 @@ def _is_backend(like: object, device: Device) -> bool:
         return False
     if like != device.name and like not in LOADED:
         return False
-    if like != device.name:
-        raise ExchangeError(
-            f"like={like!r} is an object of the backend {like!r} on its own memory, and the tensor "
-            f"is on {device}; move it first: dlbridge.to_device(t, '{like}:0', like={like!r})"
-        )
+    check_own_device(like, like, device)
     return True
 
 

@@ -134,6 +134,33 @@ def pytest_make_collect_report(
     return report
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Where every rule was skipped, nothing was tested: it is pytest's own code for that."""
+    if exitstatus == pytest.ExitCode.OK and _tested_nothing(session.config):
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say so."""
+    if _tested_nothing(config):
+        name = config.option.dlpack_conformance
+        terminalreporter.write_line(f"{name}: nothing was tested; no rule is offered")
+
+
+def _tested_nothing(config: pytest.Config) -> bool:
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:  # a process of pytest-xdist
+        return False
+    kinds = {
+        kind
+        for kind, reports in reporter.stats.items()
+        for report in reports
+        if kind and getattr(report, "nodeid", "").startswith(_PREFIX)
+    }
+    return kinds == {"skipped"}
+
+
 class Library(pytest.Collector):
     """The rules of one library, which one worker process checks."""
 

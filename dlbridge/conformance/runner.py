@@ -137,6 +137,9 @@ def rules() -> dict[str, Rule]:
 
 # The command ------------------------------------------------------------------------
 
+NOTHING = 3
+"""The exit code where nothing was tested."""
+
 COLUMNS = ("line", "rule", "result", "evidence")
 
 
@@ -153,7 +156,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the results; the exit code says whether the library could be checked."""
+    """Print the results; the exit code says whether the library could be checked.
+
+    `NOTHING`, if it offers nothing that the lines are about.
+    """
     lines = arguments.lines.split(",") if arguments.lines else None
     results = check(arguments.library, lines)
     if arguments.json:
@@ -172,6 +178,9 @@ def run(arguments: argparse.Namespace) -> int:
         for line, rule, result, evidence in results:
             print(f"{line:4} {result:12} {rule}\n{'':17} {evidence}")
         print(_summary(results))
+    if all(result.result == "not offered" for result in results):
+        print(f"{arguments.library}: nothing was tested; no line is offered", file=sys.stderr)
+        return NOTHING
     return 0
 
 

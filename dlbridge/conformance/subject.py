@@ -64,6 +64,17 @@ _SHAPES = ((4,), (2, 2), (2, 2, 1), (1, 2, 2, 1), ())
 """What a library is asked to make: the first that it makes says where its arrays are."""
 
 
+def _begins_at(made: Any) -> int | None:
+    """The address of the first element; None if the array does not tell it."""
+    from .producer import capsule_of, integer, managed_in
+
+    try:
+        tensor = managed_in(capsule_of(made)).dl_tensor
+    except (Exception, Fail):  # what is exported is another case's
+        return None
+    return integer(tensor.data) + int(tensor.byte_offset)
+
+
 class Subject:
     """A library, as ``LIBRARY``, ``LIBRARY@DEVICE`` or ``MODULE:FUNCTION``.
 
@@ -148,10 +159,12 @@ class Subject:
         made = self.make(array)
         if self.name != "numpy" and hasattr(made, "copy"):
             try:
-                return made.copy()
+                copied = made.copy()
             except Exception:  # with arguments, or no copy of that kind
-                pass
-        if self.name in _SHARES:
+                copied = None
+            if hasattr(copied, "__dlpack__"):
+                return copied
+        if self.name in _SHARES or _begins_at(made) == array.ctypes.data:
             raise NotOffered("it allocates nothing for such arrays: they share numpy's memory")
         return made
 

@@ -12,15 +12,20 @@ import contextlib
 import gc
 import json
 import os
+import select
 import signal
 import sys
+import time
 
 from .cases import Rule, Source, told
 from .runner import rules
 from .subject import Fail, NotOffered, Subject
 
 LIMIT = 60
-"""Seconds for one case."""
+"""Seconds of work for one case, and seconds in which it may do nothing."""
+
+_LONGEST_CASE = 10
+"""So many times as long a case may take, on a machine that gives it little time."""
 
 _LONGEST = 4000
 """Characters of evidence."""
@@ -68,8 +73,10 @@ def _in_child(subject: Subject, rule: Rule) -> tuple[str, str]:
     if not child:
         os.close(reader)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(LIMIT)  # it ends a case that hangs
+        signal.alarm(LIMIT * _LONGEST_CASE)  # the last resort; see `_has_ended`
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is expected: no dump
+        spent = int(time.process_time())
+        resource.setrlimit(resource.RLIMIT_CPU, (spent + LIMIT, spent + LIMIT + 1))
         with contextlib.suppress(OSError):  # what a library prints is not our output
             silent = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):
@@ -81,18 +88,50 @@ def _in_child(subject: Subject, rule: Rule) -> tuple[str, str]:
             sys.exit(0)
         os._exit(0)  # the end of Python takes a second where a large library is loaded
     os.close(writer)
+    # With the exit the pipe is closed; a case that goes on while Python ends has the last resort.
+    if not _has_ended(reader, child):
+        os.kill(child, signal.SIGALRM)
     status = os.waitpid(child, 0)[1]
     with os.fdopen(reader, "rb") as file:
         text = file.read()
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-        return "crash", f"it hangs: no end after {LIMIT} s"
-    if os.WIFSIGNALED(status):
+    by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if by == signal.SIGALRM:
+        return "crash", f"it hangs: nothing happens for {LIMIT} s"
+    if by == signal.SIGXCPU:
+        return "crash", f"it hangs: no end after {LIMIT} s of work"
+    if by:
         after = " when the process ended" if text else ""
-        return "crash", f"{signal.Signals(os.WTERMSIG(status)).name}{after}"
+        return "crash", f"{signal.Signals(by).name}{after}"
     if not text or os.WEXITSTATUS(status):
         return "crash", f"the process ended with status {os.WEXITSTATUS(status)}"
     result, evidence = json.loads(text)
     return result, evidence
+
+
+def _has_ended(reader: int, child: int) -> bool:
+    """Wait until the case has answered; False if it does nothing any more.
+
+    On a busy machine a case that works gets little time: it is one that waits if it has got none
+    and wants none.
+    """
+    before = None
+    while not select.select([reader], [], [], LIMIT)[0]:
+        now = _activity(child)
+        if now is None or now == before:
+            return False
+        before = now
+    return True
+
+
+def _activity(child: int) -> object:
+    """What changes while the process works, or waits for its turn; None if that is not told."""
+    try:
+        with open(f"/proc/{child}/stat") as file:  # noqa: PTH123 - not a path of ours
+            state, *numbers = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    # It waits for the processor or a disk; or its time as a user, and in calls of the system.
+    return time.monotonic() if state in "RD" else numbers[10:12]
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from dlbridge.extending import (
     import_native,
     is_array_of,
     is_known_library,
+    is_native_library,
     library_of,
     public_in,
     with_article,
@@ -255,7 +256,11 @@ def _meant(like: str | ModuleType | type) -> Library | str:
     if isinstance(like, str) and not is_known_library(like) and like in backends():
         backend(like)  # so that `to_device` knows it
         return like
-    return find_library(like)[0]
+    library = find_library(like)[0]
+    if is_native_library(library):
+        backend(library.backend)
+        return library.backend
+    return library
 
 
 def _origin_of(x: Any) -> _Origin | None:

@@ -283,15 +283,7 @@ class LostTests(BackendCase):
         assert backend.device_count() >= count
         _check_each_use_says_it(device, calls, span, views=views)
         for other, its in zip(others, kept, strict=True):
-            if other.device_id in together:
-                with pytest.raises(DeviceLost):
-                    other.read(its, 0, 5)
-            else:
-                try:
-                    assert other.read(its, 0, 5) == b"other"
-                except DeviceLost:
-                    pytest.fail(f"device {other.device_id} was lost, too (lost_together)")
-            end_quietly(partial(other.free, its))
+            self.look_at(other, its, other.device_id in together)
         assert backend.device_count() >= count
         before_the_loss = DeviceUnderTest(backend, device.device_id, device.stream)
         try:
@@ -309,9 +301,18 @@ class LostTests(BackendCase):
         for each in (data, calls.other):
             end_quietly(partial(device.free, each))
         assert live_allocations(backend) == before
-        for other in others:
-            if other.device_id in together:
-                self.reopen(other)
+        for other in devices:
+            self.reopen(other)
+
+    def look_at(self, other: DeviceUnderTest, data: int, is_lost: bool) -> None:
+        """Read the memory of another device, and free it."""
+        try:
+            assert other.read(data, 0, 5) == b"other"
+        except DeviceLost:
+            assert is_lost, f"device {other.device_id} was lost, too (lost_together)"
+        else:
+            assert not is_lost, f"device {other.device_id} goes on, and is lost (lost_together)"
+        end_quietly(partial(other.free, data))
 
     def test_lost_device_with_views_and_imports(
         self, backend: Any, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]

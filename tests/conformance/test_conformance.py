@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from dlbridge.conformance.runner import markdown, version_of
 FAULTS = {
     "the device is not two ints": "P2",
     "the device is another one than the struct's": "P2",
-    "any stream is accepted": "S1",
+    "stream=None is refused": "S1",
+    "bool is exported as uint8": "P34",
     "always versioned": "P3",
     "copy=True copies nothing": "P21",
     "a new copy at each export": "P23",
@@ -135,7 +137,94 @@ def test_a_library_that_makes_few_arrays_is_checked(toy, tmp_path, condition):
     assert results("few:make", "C5")["C5"].result == "pass"
 
 
+def test_a_producer_may_take_any_stream(toy):
+    """The standard forbids a consumer to pass one (C36), and does not say what a producer does."""
+    toy.setenv("TOY_FAULT", "any stream is accepted")
+    found = results("toy", "S1")["S1"]
+    assert (found.result, "no consumer may pass" in found.evidence) == ("pass", True), found
+
+
+MAKERS = {
+    "copy": """
+class Array:  # as nanoarrow's, whose memory is numpy's, and whose copy() is no producer
+    def __init__(self, data): self.data = data
+    def __dlpack__(self, **named): return self.data.__dlpack__(**named)
+    def __dlpack_device__(self): return (1, 0)
+    def copy(self): return self.data.tolist()
+def make(array): return Array(array)
+""",
+    "bool": """
+import numpy
+class Array:  # nothing says of which type its elements are
+    def __init__(self, data): self.data = data
+    def __dlpack__(self, **named): return self.data.__dlpack__(**named)
+    def __dlpack_device__(self): return (1, 0)
+def make(array): return Array(array.view("uint8") if array.dtype == bool else array)
+""",
+    "nothing": """
+class Array:
+    def __dlpack__(self, **named): raise BufferError("not today")
+    def __dlpack_device__(self): raise BufferError("not today")
+def make(array):
+    if array.dtype != "int8" or array.ndim: raise TypeError("only one number")
+    return Array()
+""",
+}
+
+
+@pytest.fixture
+def maker(toy, tmp_path):
+    for name, text in MAKERS.items():
+        (tmp_path / f"maker_{name}.py").write_text(text)
+    toy.setenv("PYTHONPATH", str(tmp_path))
+
+
+def test_a_copy_that_is_no_producer_is_no_fault(maker):
+    found = results("maker_copy:make", "P40")["P40"]
+    assert (found.result, "numpy's memory" in found.evidence) == ("not offered", True), found
+
+
+def test_a_maker_that_gives_another_type_is_no_fault(maker):
+    """Where nothing says of which type an array is."""
+    found = results("maker_bool:make", "P34")["P34"]
+    assert found.result == "pass", found
+
+
+def test_nothing_was_tested(maker):
+    """It has an exit code of its own, and not that of a success."""
+    done = run_command("conformance", "maker_nothing:make", "--lines", "P34,P40,C5")
+    assert done.returncode == 3
+    assert "0 pass, 0 fail, 0 crash, 3 not offered" in done.stdout
+    assert "nothing was tested" in done.stderr
+
+
 def test_a_case_that_hangs_is_a_crash(monkeypatch):
     monkeypatch.setattr(worker, "LIMIT", 1)  # no verdict: it hangs for ever
     rule = Rule("X", "it ends", Source.NONE, lambda _: threading.Event().wait() and "")
-    assert worker._in_child(None, rule) == ("crash", "it hangs: no end after 1 s")
+    assert worker._in_child(None, rule) == ("crash", "it hangs: nothing happens for 1 s")
+
+
+def test_a_case_that_works_for_ever_is_a_crash(monkeypatch):
+    def work(_):
+        while True:
+            pass
+
+    monkeypatch.setattr(worker, "LIMIT", 1)  # no verdict: it never ends
+    rule = Rule("X", "it ends", Source.NONE, work)
+    assert worker._in_child(None, rule) == ("crash", "it hangs: no end after 1 s of work")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell")
+def test_a_case_on_a_busy_machine_is_no_hang(monkeypatch):
+    """It gets little time, and goes on."""
+
+    def work(_):
+        for _ in range(8):
+            threading.Event().wait(0.3)
+            until = time.process_time() + 0.05
+            while time.process_time() < until:
+                pass
+        return "done"
+
+    monkeypatch.setattr(worker, "LIMIT", 1)  # no verdict: how long it takes is no matter
+    assert worker._in_child(None, Rule("X", "it ends", Source.NONE, work)) == ("pass", "done")

@@ -45,7 +45,10 @@ class Array:
             return (2, 0)
         return (1, 0)
 
-    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+    def __dlpack__(self, *, stream=..., max_version=None, dl_device=None, copy=None):
+        if stream is None and FAULT == "stream=None is refused":
+            raise ValueError("no stream at all")
+        stream = None if stream is ... else stream
         if stream not in (None, -1) and FAULT != "any stream is accepted":
             raise ValueError("no streams here")
         if FAULT == "always versioned":
@@ -53,6 +56,8 @@ class Array:
         if FAULT == "copy=True copies nothing":
             copy = None
         data = self._data
+        if FAULT == "bool is exported as uint8" and data.dtype == bool:
+            data = data.view("uint8")
         if FAULT == "a new copy at each export" and data.size:
             data = data.copy()
         if FAULT == "exports are never freed":

@@ -702,6 +702,46 @@ def test_a_library_describes_itself_by_entry_point(tmp_path):
     )
 
 
+@pytest.mark.parametrize("name", ["npu_arrays", "ext_dev"])
+def test_a_library_that_names_its_backend_only(tmp_path, name):
+    """As in the guide for authors of backends; the library may have the name of the backend."""
+    (tmp_path / f"{name}.py").write_text(
+        f"from dlbridge_fake import Array\nArray.__module__ = {name!r}\n"
+    )
+    (tmp_path / "bridge_of_it.py").write_text(
+        "from dlbridge.libraries import Library\n"
+        f'LIBRARY = Library({name!r}, ("{name}.Array",), backend="ext_dev")\n'
+    )
+    install(tmp_path, "npu-arrays", f"[dlbridge.libraries]\n{name} = bridge_of_it:LIBRARY")
+    run_script(
+        f"""
+        import numpy as np
+        import {name} as library
+        import dlbridge as bridge
+
+        t = bridge.zeros((2, 3), "float32", "ext_dev:0")
+        for like in ({name!r}, library, library.Array, t.to_native()):
+            array = bridge.to_device(t, "ext_dev:0", like=like)
+            assert type(array) is library.Array, array
+            assert bridge.asarray(array).shape == (2, 3)
+            said = bridge.explain(t, "ext_dev:0", like=like)
+            assert said.splitlines()[-1].endswith("wrap as {name}.Array (no copy)"), said
+        for given in (t, np.zeros(3), array):
+            seen = []
+            got = bridge.accepts({name!r})(lambda x: seen.append(type(x)) or x)(given)
+            assert type(got) is type(given)
+            assert seen == [library.Array]
+        try:
+            bridge.to_device(t, "cpu", like={name!r})
+        except bridge.ExchangeError as exc:
+            assert "an object of the backend 'ext_dev' on its own memory" in str(exc), exc
+        else:
+            raise AssertionError
+        """,
+        paths=(tmp_path,),
+    )
+
+
 # What stands for a value, or is not one block of memory, in torch and jax ------------------
 
 

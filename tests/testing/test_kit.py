@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,33 @@ def test_failed_asserts_of_every_part_show_their_values():
     for name in names:
         module = importlib.import_module(f"dlbridge.testing.{name}")
         assert isinstance(module.__spec__.loader, AssertionRewritingHook), name
+
+
+DRAWS = """
+from dlbridge.testing.backend_base import drawn, drawn_sizes
+
+def test_sizes():
+    sizes = drawn_sizes(1 << 16, (1 << 20) + 5)
+    assert all(low <= size <= 2 * low for low, size in zip([1 << bit for bit in range(16, 20)], sizes))
+    assert (1 << 20) * 15 // 16 <= sizes[-1] <= (1 << 20) + 5
+    assert drawn(5, 5) == 0, sizes
+"""
+
+
+def test_a_failure_shows_what_was_drawn_and_how_to_draw_it_again(tmp_path):
+    """A run with the seed has the same sizes, and one without it others."""
+    (tmp_path / "test_draws.py").write_text(DRAWS)
+
+    def sizes(**env):
+        done = run_pytest("-q", "-p", "no:cacheprovider", cwd=tmp_path, env=env)
+        assert done.returncode == 1
+        lines = re.findall(r"^(\d+) was drawn from .*KIT_SEED=(\d+)\)", done.stdout, re.MULTILINE)
+        assert len(lines) == 7
+        return [size for size, _ in lines], lines[0][1]
+
+    first, seed = sizes()
+    assert sizes(DLBRIDGE_KIT_SEED=seed) == (first, seed)
+    assert sizes(DLBRIDGE_KIT_SEED=f"{int(seed) ^ 1}")[0] != first
 
 
 def test_without_pytest_the_kit_says_what_to_install():

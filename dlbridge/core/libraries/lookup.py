@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dlbridge.core.plugins.registry import INSTALLATION, provider_of
 from dlbridge.core.public import for_guests
 from dlbridge.core.values.text import did_you_mean, with_article
-from dlbridge.errors import BackendError
+from dlbridge.errors import BackendError, ExchangeError
 
 from .library import Library, is_array_of
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge.core.values.devices import Device
 
 GROUP = "dlbridge.libraries"
 """The entry points by which other packages describe their arrays."""
@@ -171,7 +172,50 @@ def _of_others(package: str) -> Library | None:
             f"{with_article(type(found).__name__)}, not a "
             "dlbridge.libraries.Library; report it there"
         )
+    if is_native_library(found):
+        return found._replace(make=NATIVE, check=_of_backend(found))
     return found
+
+
+NATIVE = "dlbridge.interop.descriptions:to_native"
+"""What makes the arrays of a library that only says whose native objects they are."""
+
+
+@for_guests
+def is_native_library(library: Library) -> bool:
+    """Return whether the arrays of a library are made by the backend that it names.
+
+    Parameters
+    ----------
+    library : Library
+        The description.
+
+    Returns
+    -------
+    bool
+        False where it makes them itself.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import find_library, is_native_library
+    >>> is_native_library(find_library("numpy")[0])
+    False
+    """
+    return bool(library.backend) and library.make in (None, NATIVE)
+
+
+def _of_backend(library: Library) -> Callable[[Tensor, Device], object]:
+    return lambda _tensor, device: check_own_device(library.name, library.backend, device)
+
+
+def check_own_device(like: str, backend: str, device: Device) -> None:
+    """ExchangeError if *device* is another backend's: its native objects are on its own memory."""
+    if device.name != backend:
+        raise ExchangeError(
+            f"like={like!r} is an object of the backend {backend!r} on its own memory, and the "
+            f"tensor is on {device}; move it first: dlbridge.to_device(t, '{backend}:0', "
+            f"like={like!r})"
+        )
 
 
 @lru_cache(maxsize=1)
