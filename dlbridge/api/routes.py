@@ -57,6 +57,8 @@ class Route:
 
     at_once: Function | None
     """Gives the result for an array, or None if its steps must be chosen."""
+    is_plain: bool
+    """Whether the steps are all: `move` brings an array of the class there."""
 
     def __init__(self, importer: Function | None, device: DeviceLike, like: object) -> None:
         self.importer = importer
@@ -142,9 +144,9 @@ def _at_once(cls: type, route: Route) -> Function | None:
 
 
 def _is_plain(cls: type, route: Route) -> bool:
-    """Whether a move and no more brings an array there: its own library need not be asked.
+    """Whether `move` brings an array there, and its own library need not be asked to.
 
-    Where the array comes to the CPU, its library may take it there without a question.
+    With `like=`, the library of the result may take what has come to the CPU as it is.
     """
     conversion = route.conversion
     if route.importer is not None:

@@ -10,6 +10,7 @@ from weakref import ref
 
 from dlbridge.errors import DeviceLost, ExchangeError
 from dlbridge.kit.resources import recall, remember
+from dlbridge.protocol import PlainAllocation
 
 from .stream import Stream, by_handle
 
@@ -21,18 +22,15 @@ __all__ = ["DEVICE_NAMES", "FakeMemory", "Memory"]
 DEVICE_NAMES = ("zero", "one")
 
 
-class FakeMemory:
-    """An `Allocation`: bytes that Python frees once neither this nor queued work has them."""
+class FakeMemory(PlainAllocation):
+    """Some bytes, which Python frees once neither this nor queued work has them."""
 
-    __slots__ = ("__weakref__", "content", "data", "device_id", "nbytes", "offset", "stream")
+    __slots__ = ("content", "device_id")
 
     def __init__(
         self, data: int, nbytes: int, device_id: int, content: memoryview, stream: int = 0
     ) -> None:
-        self.data = data
-        self.nbytes = nbytes
-        self.offset = 0
-        self.stream = stream
+        super().__init__(data, nbytes, stream)
         self.device_id = device_id
         self.content = content
 
