@@ -7,7 +7,6 @@ import io
 import os
 import re
 import stat
-import threading
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from dlbridge.errors import FileError
 from dlbridge.extending import MAX_NDIM, handlers_cause, memory_of, tensor_on, with_article
+from dlbridge.kit.resources import RLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -76,7 +76,7 @@ class Source:
         self.opened: str = opened
         self.path: str = printable(opened)
         self._file = file
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._mapped: np.ndarray[Any, Any] | None = None
         self.size = self._now()
 

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 from dlbridge.errors import DeviceError, Error
 
+from .resources import RLock
+
 __all__ = ["PATIENCE", "Gate", "wait_at_exit"]
 
 PATIENCE = 10.0
@@ -106,7 +108,7 @@ class Gate:
         self._meanings = dict(meanings)
         self._its_threads = its_threads
         # Re-entrant: a finalizer may come in while its thread is inside.
-        self._lock = None if several else threading.RLock()
+        self._lock = None if several else RLock()
         self._inside: dict[object, str] = {}
         self._ending = False
         _gates.append(self)

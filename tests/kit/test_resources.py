@@ -17,7 +17,7 @@ import pytest
 from scripts import run_script
 from threads import in_threads
 
-from dlbridge.kit.resources import Owner, Resources, call
+from dlbridge.kit.resources import Owner, Resources, call, shared_lock
 
 libc = ctypes.CDLL(None)
 PIPE, CLOSE = libc.pipe, libc.close
@@ -228,6 +228,39 @@ def test_one_thread_at_a_time_releases_a_resource():
     lives = [Owner(kind, name) for name in "ab"]
     assert in_threads(lambda _: lives.pop() and None, 2) == []
     assert (inside, len(kind)) == ([], 0)
+
+
+def test_a_lock_is_free_after_the_exception_of_a_signal_handler():
+    """On CPython 3.14 a plain `threading.RLock` stays locked in one round of four."""
+    lock, armed, pick = shared_lock(), [], random.Random(5)
+
+    def strike(_number, _frame):
+        if armed:
+            armed.clear()
+            raise KeyboardInterrupt
+
+    def use():
+        with lock:
+            return pick.random()
+
+    def is_free(_number):
+        return [] if lock.acquire(blocking=False) and not lock.release() else ["locked"]
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        for _ in range(300):
+            try:
+                armed.append(True)
+                signal.setitimer(signal.ITIMER_REAL, pick.uniform(1e-6, 3e-5))
+                while armed:
+                    use()
+            except KeyboardInterrupt:
+                pass
+            finally:
+                armed.clear()
+            assert in_threads(is_free, 1) == []
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_what_a_function_of_c_returns_is_noted():
