@@ -100,10 +100,10 @@ test-opencl-platforms: $(VENV)/.test
 	$(BIN)/python tests/opencl_platforms.py
 
 # What tests the tests, too: each wait taken out of a backend in turn, one fault at a time in a
-# device; OpenCL's tests on its other drivers; the newest CPython here beside the newest peers.
+# device; OpenCL's tests on its other drivers; each CPython here, and one beside the newest peers.
 # `.ci/run all` does it each night (.github/workflows/scheduled.yml).
 test-all: $(VENV)/.test
-	$(BIN)/python tests/pythons.py --peers
+	$(BIN)/python tests/pythons.py --all --peers
 	$(MAKE) test-core test-backends SELECTED="$(ALL)"
 
 # The project of new-backend and its workflow, beside the wheel of dlbridge and its extra `testing`.

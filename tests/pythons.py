@@ -1,11 +1,13 @@
 """Run the core's tests on the oldest and the newest CPython from 3.11 up that this machine has.
 
-Each gets a virtual environment of its own (.venv-3.12 and so on) with what the
-core's tests need; the peers are tested where their wheels install, by `make
-test-core`. On the oldest those of the core, of calls and of safety run, on the newest those that
-depend on the interpreter: signals, threads, exits, leaks and its implementation details.
-`--peers` installs the newest peers beside the newest one (several GB with torch), and runs the
-tests that meet them. `--all` takes those between, too; `--lowest` only this one, with the lowest versions that
+Those on the path count, those of pyenv, and those that `make pythons` brought. Each gets
+a virtual environment of its own (.venv-3.12 and so on) with what the core's tests need; the peers
+are tested where their wheels install, by `make test-core`. On the oldest those of the core, of
+calls and of safety run, on the newest those that depend on the interpreter: signals, threads,
+exits, leaks and its implementation details. `--all` takes each CPython, and all these tests and
+those of the kit; versions (`3.14 3.15`) take only these, with the same tests. `--peers` installs
+the newest peers beside the newest one that has wheels of them all (several GB with torch), and runs
+the tests that meet them. `--lowest` takes only this Python, with the lowest versions that
 pyproject.toml allows, and all tests of the core and of the FFI.
 """
 
@@ -22,7 +24,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OLDEST = (3, 11)
+OLDEST = (3, 11, "")
 FFI = "bad_arguments callbacks functions interrupts moved_and_bound scenes streams"
 FFI_WITH_PEERS = "any errors like_tvm_ffi readonly_torch ready_tensors tensors"
 
@@ -39,10 +41,17 @@ ROOMS = [
     *of_ffi(FFI),
 ]
 MORE = ["tests/core", *of_ffi(FFI), "tests/safety"]
+EVERY = [*MORE, "tests/kit"]
 WITH_PEERS = ["tests/interop", "tests/core/interfaces", *of_ffi(FFI_WITH_PEERS)]
+UPSTREAM = ["-m", "exhaustive", "tests/conformance/test_upstream.py"]
 PEERS = ["-e", ".[peers]", "-e", "backends/opencl"]
 PARALLEL = ["-n", "3", "--dist", "loadfile", "--max-worker-restart=0"]
-ASK = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
+# The third is "t" for a build without a GIL, as in the names of wheels.
+ASK = """\
+import sys, sysconfig
+name = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+print(sys.implementation.name, *sys.version_info[:2], name)"""
+Version = tuple[int, int, str]
 
 
 def main() -> int:
@@ -52,21 +61,39 @@ def main() -> int:
         rooms = ["-p", "no:unraisableexception", "tests/core", "tests/ffi"]
         return run(lowest(), rooms, "ext_dev,mpi", library())
     found = interpreters()
-    ends = min(found), max(found)
-    for version, python in sorted(found.items()):
-        if version == sys.version_info[:2] or (version not in ends and "--all" not in sys.argv):
-            continue
-        rooms, expect, variables = MORE if version == OLDEST else ROOMS, "ext_dev,mpi", library()
-        print(f"CPython {version[0]}.{version[1]}", flush=True)
-        inside = environment(version, python)
-        if version == max(found) and "--peers" in sys.argv:
-            if has_peers(inside):
-                rooms, expect = [*rooms, *WITH_PEERS], f"{expect},peers,newest"
-            elif "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+    named = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    if missing := set(named) - set(map(of, found)):
+        print(f"not here: CPython {', '.join(sorted(missing))}; `make pythons` brings some")
+        return 1
+    with_gil = sorted(version for version in found if not version[2])
+    mine = (*sys.version_info[:2], "")
+    beside = None
+    if "--peers" in sys.argv:
+        # The newest CPython is often there before the wheels of all peers are.
+        newest_first = (each for each in reversed(with_gil) if each != mine)
+        beside = next(
+            filter(lambda each: has_peers(environment(each, found[each])), newest_first), None
+        )
+        if beside is None:
+            print("the newest peers do not install here: their tests do not run", flush=True)
+            if "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
                 return 1
+    every = bool(named) or "--all" in sys.argv
+    for version in sorted(found):
+        wanted = of(version) in named if named else version != mine
+        if not wanted or not (every or version in (with_gil[0], with_gil[-1], beside)):
+            continue
+        print(f"CPython {of(version)}", flush=True)
+        rooms = EVERY if every else MORE if version == OLDEST else ROOMS
+        expect, variables = "ext_dev,mpi", library()
+        inside = environment(version, found[version])
+        if version == beside:
+            rooms, expect = [*rooms, *WITH_PEERS], f"{expect},peers,newest"
         if peers_in(inside).exists():
             variables = {}  # its own libtvm_ffi: a second one in a process ends that
         code = run(inside, rooms, expect, variables)
+        if not code and version == beside:
+            code = run(inside, UPSTREAM, expect, variables)
         if code:
             return code
     return 0
@@ -90,25 +117,35 @@ def library() -> dict[str, str]:
     return {"DLBRIDGE_TVM_FFI_LIB": str(wheel.locate_file("tvm_ffi/lib/libtvm_ffi.so"))}
 
 
-def interpreters() -> dict[tuple[int, int], str]:
-    """CPythons by version: on the path, and those that pyenv has."""
+def interpreters() -> dict[Version, str]:
+    """CPythons by version: on the path, those that pyenv has, and those of `make pythons`."""
     candidates = [shutil.which(f"python3.{minor}") for minor in range(11, 20)]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     candidates += [str(path) for path in sorted(pyenv.glob("3.*/bin/python"))]
+    for path in sorted((ROOT / ".pythons").glob("3.*=*")):
+        name = f"python{path.name.partition('=')[0]}"
+        candidates += [str(path / inside / name) for inside in ("usr/bin", "bin")]
     found = {}
-    for python in filter(None, candidates):
+    for python in candidates:
+        if not python or not Path(python).exists():
+            continue
         answer = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=False)
-        parts = answer.stdout.split()
+        parts = [*answer.stdout.split(), ""]
         if answer.returncode == 0 and parts[0] == "cpython":
-            version = int(parts[1]), int(parts[2])
-            if version >= OLDEST and not re.search(r"3\.13t|3\.14t", python):
+            version = int(parts[1]), int(parts[2]), parts[3]
+            # cffi has no 3.13 without a GIL, and refuses to be built there.
+            if version >= OLDEST and version != (3, 13, "t"):
                 found[version] = python
     return found
 
 
-def environment(version: tuple[int, int], python: str) -> str:
+def of(version: Version) -> str:
+    return f"{version[0]}.{version[1]}{version[2]}"
+
+
+def environment(version: Version, python: str) -> str:
     """The interpreter of the environment for *version*, made if it is not there."""
-    return made(ROOT / f".venv-{version[0]}.{version[1]}", python, [])
+    return made(ROOT / f".venv-{of(version)}", python, [])
 
 
 def lowest() -> str:
@@ -133,7 +170,6 @@ def has_peers(inside: str) -> bool:
     if not done.exists() or done.stat().st_mtime < (ROOT / "pyproject.toml").stat().st_mtime:
         install = [inside, "-m", "pip", "install", "-q", "-U", *PEERS]
         if subprocess.run(install, cwd=ROOT, check=False).returncode:
-            print("the newest peers do not install here: their tests do not run", flush=True)
             return False
         done.touch()
     return True
@@ -144,8 +180,10 @@ def made(folder: Path, python: str, constraints: list[str]) -> str:
     inside = folder / "bin" / "python"
     done = folder / ".test"
     if not done.exists() or done.stat().st_mtime < (ROOT / "pyproject.toml").stat().st_mtime:
-        subprocess.run([python, "-m", "venv", folder], check=True)
-        subprocess.run([inside, "-m", "pip", "install", "-q", "-U", "pip"], check=True)
+        # Without pip: an unpacked CPython looks for its own in a folder of the system.
+        subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", inside, "install", "-q", "-U", "pip"]
+        subprocess.run(pip, check=True)
         install = [inside, "-m", "pip", "install", "-q", *constraints, "-e", ".[test]"]
         install += ["-e", "backends/fake"]
         subprocess.run(install, cwd=ROOT, check=True)
