@@ -48,7 +48,13 @@ from dlbridge.core.moves.transfer import (
 from dlbridge.core.moves.within_host import copy_array
 from dlbridge.core.plugins.contract import check_backend, parameters_of
 from dlbridge.core.plugins.lookup import check_device
-from dlbridge.core.plugins.registry import INSTALLATION, LOADED, plugin_of, provider_of
+from dlbridge.core.plugins.registry import (
+    INSTALLATION,
+    LOADED,
+    all_backends,
+    plugin_of,
+    provider_of,
+)
 from dlbridge.core.public import public_in
 from dlbridge.core.tensor.array_tensor import check_array, import_array, tensor_on, wrap_array
 from dlbridge.core.tensor.memory import (
@@ -84,6 +90,7 @@ __all__ = [
     "Library",
     "Memory",
     "alignment_of",
+    "all_backends",
     "byte_reach",
     "bytes_text",
     "check_array",

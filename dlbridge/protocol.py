@@ -86,11 +86,13 @@ Rules that hold for every member:
 * When a backend is loaded, dlbridge checks `Backend.api`, `Backend.device_type`,
   ``device_count()``, the parameters of every member, and the values of `Facts`. The name, that of
   the entry point, is an identifier.
+* A library may serve devices whose names are known only where it runs. Its entry point then
+  ends with a dash (``torch-``), names a `BackendFamily`, and serves all names that begin so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 __all__ = [
@@ -101,6 +103,7 @@ __all__ = [
     "MIN_API",
     "Allocation",
     "Backend",
+    "BackendFamily",
     "ExportedMemory",
     "Facts",
     "NativeArray",
@@ -312,7 +315,8 @@ class Backend(Protocol, metaclass=_Contract):
         Its DLDeviceType (``dlpack.h``): that of the backend's name, else kDLExtDev (12).
         Backends of any name may share kDLExtDev. Any other type belongs to the name that
         DLPack gives it (8 to ``metal``), as what is exported with it would come back as a
-        tensor of that. Where it is one of `HOST_DEVICES`, dlbridge tries the backend when it
+        tensor of that; the backends of a `BackendFamily` may have it, too. Where it is one of
+        `HOST_DEVICES`, dlbridge tries the backend when it
         is loaded: ``current_stream(0)`` and ``allocate(0, 256, 256, stream)``. What `allocate`
         gives must have an address that this process can read, else loading fails with an
         error that names the package. If `current_stream` or `allocate` raises, nothing is said.
@@ -363,6 +367,30 @@ class Backend(Protocol, metaclass=_Contract):
         """The stream that work goes to now in this thread; 0: default, or none.
 
         What other threads make current does not matter, nor what is current on other devices.
+        """
+
+
+class BackendFamily(Protocol, metaclass=_Contract):
+    """Backends of one library, whose names are known where it runs: ``torch-npu``, ``torch-xpu``.
+
+    An entry point whose name ends with a dash names such a class. It is called without
+    arguments, and asked only when a device with this beginning is named, or when all devices are
+    listed; until then nothing of the library may be imported.
+
+    Its backends may have the DLDeviceType of another backend. The name tells them apart. Of
+    memory that is imported they recognise (`SupportsForeignData`) only what they have given or
+    been given themselves; what both recognise, where the other one knows all memory of its
+    driver, is theirs.
+    """
+
+    def names(self) -> Sequence[str]:
+        """The full names of the backends that can be used here; empty if there is none."""
+
+    def open(self, name: str) -> Backend:
+        """The backend of that full name, as the class of a `Backend` gives it when it is called.
+
+        BackendUnavailable with the reason if there is none. The beginning alone asks for the
+        reason why `names` is empty.
         """
 
 

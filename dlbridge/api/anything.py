@@ -277,8 +277,8 @@ def device_of(x: ArrayLike, /) -> Device:
     try:
         found = device_of_producer(x)
     except unless_handler(Exception):
-        import_producer(x, None, None, None)  # says better what is wrong (a meta tensor)
-        raise
+        # Says better what is wrong (a meta tensor), or where it is (torch's tensor of a vendor).
+        return import_producer(x, None, None, None).device
     if found.is_host or (found.is_address and found.type not in CONTEXT_DEVICES):
         return found
     # Which of its devices it is, and which backend's, the memory says.

@@ -69,6 +69,8 @@ class Conversion:
             self.library, self.convert = _library_of_backend(str(like)), native_object
         else:
             self.library, self.convert = find_library(like)
+            if device.name.startswith(f"{self.library.name}-") and self.library.make is None:
+                self.convert = native_object  # the library's own arrays, by its own family
         of_numpy = self.library.of_numpy
         self.of_numpy = None if of_numpy is None else of_numpy()
 
@@ -191,7 +193,8 @@ def _check_type(library: Library, tensor: Tensor) -> None:
 
 
 def _can_be_on(library: Library, device: Device) -> bool:
-    return library.device_types is None or device.type in library.device_types
+    types = library.device_types
+    return types is None or device.type in types or device.name.startswith(f"{library.name}-")
 
 
 def _way_to(library: Library) -> str:

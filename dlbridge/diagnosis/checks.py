@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlbridge import backends
-from dlbridge.extending import INSTALLATION, did_you_mean
+from dlbridge.extending import INSTALLATION, all_backends, did_you_mean
 
 from .files import Finding, check_device_files, check_opencl_drivers, check_vulkan_drivers
 from .report import colored, settings, shows_color, version_of, wrapped
@@ -18,7 +18,7 @@ from .trials import PEERS, try_backend, try_peer
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 VARIABLES = {
     "DLBRIDGE_BACKENDS",
@@ -43,11 +43,15 @@ FOR_TESTS = {
 }
 
 
-def check_all(*, quick: bool = False) -> Iterator[Finding]:
+def check_all(*, quick: bool = False, only: Sequence[str] = ()) -> Iterator[Finding]:
     """All findings, in the order in which problems should be solved.
 
-    *quick* leaves out the trials of other libraries.
+    *quick* leaves out the trials of other libraries. *only*: the backends that are tried, and
+    nothing else is.
     """
+    if only:
+        yield from check_backends(only)
+        return
     yield Finding("ok", "Python", sys.version.split()[0])
     yield from check_packages()
     yield from check_settings(settings())
@@ -57,7 +61,7 @@ def check_all(*, quick: bool = False) -> Iterator[Finding]:
         yield from check_opencl_drivers()
     if "vulkan" in here:
         yield from check_vulkan_drivers()
-    yield from check_backends(here)
+    yield from check_backends(all_backends())
     if here == ["cpu"] and "DLBRIDGE_BACKENDS" not in os.environ:
         command, _, where = INSTALLATION["opencl"].partition(",")
         yield Finding(
@@ -163,6 +167,9 @@ COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``doctor``."""
+    parser.add_argument(
+        "backend", nargs="*", help="try only these backends, such as opencl or torch-npu"
+    )
     parser.add_argument("--quick", action="store_true", help="do not try other libraries")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -170,13 +177,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print each finding as it comes, and then what to do; 1 if there is a problem."""
     if arguments.json:
-        findings = list(check_all(quick=arguments.quick))
+        findings = list(check_all(quick=arguments.quick, only=arguments.backend))
         json.dump([each._asdict() for each in findings], sys.stdout, indent=2)
         print()
         return int(any(each.state == "problem" for each in findings))
     color = shows_color(sys.stdout)
     to_do = []
-    for found in check_all(quick=arguments.quick):
+    for found in check_all(quick=arguments.quick, only=arguments.backend):
         first, *rest = wrapped(found.state, f"{found.what}: {found.said}")
         print(colored(first[:9], COLORS[found.state], color) + first[9:])
         print("\n".join(rest), end="\n" * bool(rest), flush=True)

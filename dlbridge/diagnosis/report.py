@@ -14,9 +14,9 @@ import tempfile
 import textwrap
 from typing import TYPE_CHECKING, Any, TextIO
 
-from dlbridge import backend, backends, ffi
+from dlbridge import backend, ffi
 from dlbridge.errors import BackendUnavailable, Error
-from dlbridge.extending import bytes_text, html_table, provider_of, public_in
+from dlbridge.extending import all_backends, bytes_text, html_table, provider_of, public_in
 from dlbridge.protocol import Backend, SupportsDeviceInfo
 
 from .trials import list_devices
@@ -197,7 +197,7 @@ def info() -> Info:
     if absent:
         os.environ["XDG_RUNTIME_DIR"] = tempfile.gettempdir()
     try:
-        return Info({name: report_of(name) for name in backends()})
+        return Info({name: report_of(name) for name in all_backends()})
     finally:
         if absent:
             os.environ.pop("XDG_RUNTIME_DIR", None)
@@ -263,7 +263,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the report."""
-    report = Info(list_devices(backends()))
+    report = Info(list_devices(all_backends()))
     if arguments.json:
         json.dump(report.as_dict(), sys.stdout, indent=2, default=str)
         print()

@@ -13,6 +13,7 @@ from dlbridge.abi import label_plain, new_array_tensor
 from dlbridge.errors import ExchangeError
 from dlbridge.extending import (
     FLOAT8,
+    LOADED,
     NUMPY_OWN,
     Library,
     import_producer,
@@ -310,15 +311,18 @@ _DEVICES = frozenset(
 
 
 def _check(_tensor: Tensor, device: Device) -> None:
-    """Raise ExchangeError for the device type that torch has only with a package for it."""
+    """Raise ExchangeError for the device type that torch has only with a package for it.
+
+    What another backend has of that type is no memory of that package's device.
+    """
     if device.type is not DLDeviceType.kDLExtDev:
         return
     import torch
 
     name = torch.device("privateuseone").type  # as that package has called it
-    if not hasattr(torch, name):
+    if not hasattr(torch, name) or (device.name in LOADED and device.name != f"torch-{name}"):
         raise ExchangeError(
-            f"torch has no arrays on {device}: no package here has registered such a device "
+            f"torch has no arrays on {device}: no package here has registered this device with it "
             f"(torch.{name}); dlbridge.to_device(t, 'cpu', like='torch') brings the tensor to "
             "host memory"
         )

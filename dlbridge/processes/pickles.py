@@ -143,7 +143,7 @@ def unpickle_to(device: DeviceLike | Mapping[str, DeviceLike] | None) -> Iterato
         mine["places"], mine["strict"] = before
 
 
-_NAME = re.compile(r"([A-Za-z_]\w*|type-[0-9]+)(?::([0-9]+))?", re.ASCII)
+_NAME = re.compile(r"([A-Za-z_]\w*(?:-\w+)?)(?::([0-9]+))?", re.ASCII)
 
 
 def _old(name: object) -> str:

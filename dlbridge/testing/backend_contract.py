@@ -61,15 +61,20 @@ class ContractTests(BackendCase):
     def test_entry_point_is_installed(self) -> None:
         """Device strings find the backend by its entry point."""
         names = {point.name for point in entry_points(group=GROUP)}
-        assert self.name in names, f"install the distribution: pip install -e . ({names})"
+        assert self.provider() in names, f"install the distribution: pip install -e . ({names})"
 
     def test_contract(self, backend: Any) -> None:
         """What dlbridge checks when it loads a backend: its version and type, members and facts."""
         check_backend(backend, self.name, "the backend under test")
 
+    def provider(self) -> str:
+        """The name of the entry point: that of the backend, or the beginning that a family has."""
+        first, dash, _ = self.name.partition("-")
+        return first + dash
+
     def entry_point(self) -> EntryPoint:
         """The one that the registry would load."""
-        (point, *_) = entry_points(group=GROUP, name=self.name)
+        (point, *_) = entry_points(group=GROUP, name=self.provider())
         return point
 
     def test_current_stream_is_a_stream(self, backend: Any, devices: list[DeviceUnderTest]) -> None:
@@ -98,6 +103,10 @@ class ContractTests(BackendCase):
         cls = self.entry_point().load()
         assert isinstance(cls, type)
         inspect.signature(cls).bind()
+        if self.provider() != self.name:  # a family names those that it opens
+            names = list(cls().names())
+            assert self.name in names
+            assert all(name.startswith(self.provider()) for name in names)
 
     @pytest.mark.parametrize("capability", CAPABILITIES)
     def test_no_capability_is_half_there(self, backend: Any, capability: type) -> None:

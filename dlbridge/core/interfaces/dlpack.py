@@ -232,12 +232,17 @@ def _import_by_table(table: ForeignTable, x: Any, stream: Any) -> Tensor:
         managed = table.export(x)
     except ExchangeError as exc:
         raise _named(exc, x) from exc
-    tensor = adopt(managed, origin_of(x))
+    tensor = adopt(managed, origin_of(x), producer=x)
     device = tensor.device
     if device.is_host:
         check_host_stream(stream)
     elif tensor.size or stream is not None:  # no work is queued on nothing
-        _order_after(tensor, table.current_work_stream(device), stream)
+        if device.name.startswith(f"{type(x).__module__.partition('.')[0]}-"):
+            # Its family asks the same library, which may have no handle of the stream.
+            producer = plugin_of(device).current_stream(device.index)
+        else:
+            producer = table.current_work_stream(device)
+        _order_after(tensor, producer, stream)
     return tensor
 
 
@@ -280,7 +285,13 @@ def is_marked_readonly(x: Any, on_host: bool) -> bool:
 def _import_by_method(
     x: Any, traits: _ProducerTraits, target: Device | None, copy: bool | None, stream: Any
 ) -> Tensor:
-    source = device_of_producer(x)
+    try:
+        source = device_of_producer(x)
+    except unless_handler(ValueError):
+        # torch 2.13 says it of no device that a vendor has named; its table was not asked before.
+        if copy is not False or traits.table is None or target is not None:
+            raise
+        return _import_by_table(traits.table, x, stream)
     wanted: dict[str, Any] = {}
     use = None
     if stream is None and source is not CPU:
@@ -312,6 +323,7 @@ def _import_by_method(
         immutable=managed.legacy
         and (traits.library.immutable or is_marked_readonly(x, source.is_host)),
         beside=x if traits.library.lends else None,
+        producer=x,
         ordered=None if use is None else (source, use),
     )
 
@@ -424,7 +436,7 @@ def produce(
     target = own if dl_device is None else check_device(dl_device)
     if target == own:
         if not device.is_host:
-            _refuse_torch(device)
+            _refuse_torch(tensor)
         if dl_device is None and (copy is False or (stream is not None and version is None)):
             _refuse_elements(tensor, version)
             _refuse_handle(tensor, stream, version)
@@ -439,14 +451,20 @@ def produce(
     )
 
 
-def _refuse_torch(device: Device) -> None:
+def _refuse_torch(tensor: Tensor) -> None:
     """ExchangeError for a device that torch has no tensors on.
 
-    torch 2.13 answers the capsule with an internal error, which asks for a report to torch.
+    torch 2.13 answers the capsule with an internal error, which asks for a report to torch, or
+    for kDLExtDev with the name of a module that is missing.
     """
-    torch = find_description("torch")
+    torch, device = find_description("torch"), tensor.device
     kinds = None if torch is None else torch.device_types
-    if kinds is not None and device.type not in kinds and is_called_by_torch():
+    if kinds is None or (device.type in kinds and device.type is not DLDeviceType.kDLExtDev):
+        return
+    if is_called_by_torch():
+        if device.type in kinds and torch is not None and torch.check is not None:
+            torch.check(tensor, device)
+            return
         raise ExchangeError(
             f"torch has no tensors on {device}; dlbridge.to_device(t, 'cpu', like='torch') "
             "brings the tensor to the CPU"

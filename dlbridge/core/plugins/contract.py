@@ -145,11 +145,14 @@ def _check_device_type(entry: _Entry) -> None:
             "backend; choose another name"
         )
     others = DLDeviceType(device_type)
+    listed = not others.name.startswith("type")
+    if listed and "-" in entry.name:
+        return  # of a family, which may share any type: its name tells it apart
     if known is None and others is not DLDeviceType.kDLExtDev:
         # What it exports would come back as a tensor of another backend, or of none.
         belongs = (
             "is no DLDeviceType that this dlbridge knows"
-            if others.name.startswith("type")
+            if not listed
             else f"is {others.name}, which belongs to the name {others.name[3:].lower()!r}"
         )
         entry.refuse(

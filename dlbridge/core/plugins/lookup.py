@@ -10,7 +10,9 @@ from dlbridge.core.plugins.registry import (
     BUILT_IN,
     LOADED,
     Plugin,
+    all_backends,
     backends,
+    is_served,
     plugin_named,
     plugin_of,
 )
@@ -58,7 +60,7 @@ def check_device(device: DeviceLike) -> Device:
         if device in FOUND:
             return FOUND[device]
         name, selector = split(device)
-        if name == BUILT_IN or name in backends():
+        if name == BUILT_IN or is_served(name):
             found = FOUND[device] = _of_backend(device, name, selector)
             return found
     try:
@@ -132,7 +134,7 @@ def device(obj: DeviceLike, index: int | None = None) -> Device:
     try:
         return _device(obj, index)
     except ValueError as exc:
-        if isinstance(obj, str) and index is None and obj.partition(":")[0] in backends():
+        if isinstance(obj, str) and index is None and is_served(obj.partition(":")[0]):
             return check_device(obj)
         if isinstance(exc, UnknownName):
             raise _unknown(obj) from None
@@ -241,7 +243,7 @@ def devices(backend: str | None = None) -> list[Device]:
     if backend is not None:
         return _devices_of(backend)
     found: list[Device] = []
-    for name in backends():
+    for name in all_backends():
         with suppress(Error):
             found += _devices_of(name)
     return found

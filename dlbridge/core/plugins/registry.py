@@ -48,7 +48,7 @@ BUILT_IN = "cpu"
 SOURCE = ", in the folder with dlbridge's source (it is not on PyPI yet)"
 _FOLDERS = (
     "cuda cuda_host:cuda cuda_managed:cuda ext_dev:fake oneapi opencl rocm rocm_host:rocm vulkan "
-    "webgpu"
+    "torch-:torch webgpu"
 )
 INSTALLATION = {
     name: f"pip install backends/{folder or name}{SOURCE}"
@@ -73,7 +73,8 @@ def backends() -> list[str]:
 
     The environment variable ``DLBRIDGE_BACKENDS`` restricts them to a list of
     names, separated by commas. If it begins with a minus, as ``-opencl,-vulkan``
-    does, it names those that are left out.
+    does, it names those that are left out. The backends of a family (``torch-npu``) are
+    among them once they are loaded; ``torch-`` in the variable means all of it.
 
     Returns
     -------
@@ -85,7 +86,58 @@ def backends() -> list[str]:
     >>> "cpu" in bridge.backends()
     True
     """
-    return sorted(name for name in {BUILT_IN, *_entry_points(), *_registered} if _allowed(name))
+    named = {BUILT_IN, *_entry_points(), *_registered}
+    named = {name for name in named if not name.endswith("-")}
+    named |= {name for name in LOADED.copy() if "-" in name}
+    return sorted(name for name in named if _allowed(name))
+
+
+@for_guests
+def all_backends() -> list[str]:
+    """Return the names of `dlbridge.backends`, and those that families have here.
+
+    Returns
+    -------
+    list of str
+        Sorted. The libraries of families are imported and asked; a family that has no device here
+        stands for itself (``"torch-"``): to load it says why.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import all_backends
+    >>> set(bridge.backends()) <= set(all_backends())
+    True
+    """
+    found = set(backends())
+    for prefix in {*_entry_points(), *_registered}:
+        if prefix.endswith("-") and _allowed(prefix):
+            try:
+                names = _find(prefix)[1]()().names()
+            except (Exception, SystemExit):  # to load it says why
+                names = ()
+            found |= {name for name in names if _allowed(name)} or {prefix}
+    return sorted(found)
+
+
+def family_of(cls: type) -> list[str]:
+    """The backends of the family that is named after the package of *cls*; it is imported."""
+    prefix = cls.__module__.partition(".")[0] + "-"
+    if prefix not in _registered and prefix not in _packages(tuple(sys.path)):
+        return []
+    return [name for name in all_backends() if name.startswith(prefix) and name != prefix]
+
+
+def is_served(name: str) -> bool:
+    """Whether a backend is called *name*, or a family serves such names; none is imported."""
+    if "-" not in name:
+        return name in backends()
+    return _allowed(name) and _prefix(name) in {*_entry_points(), *_registered}
+
+
+def _prefix(name: str) -> str:
+    """The name of the family that *name* would be of: ``torch-``; *name* itself without a dash."""
+    first, dash, _ = name.partition("-")
+    return first + dash
 
 
 @typed
@@ -180,7 +232,7 @@ def packages_of(cls: type) -> list[str]:
     if packages:
         installed = _packages(tuple(sys.path))
         found += [name for name in installed if packages & installed[name]]
-    return [name for name in sorted(set(found)) if _allowed(name)]
+    return [name for name in sorted(set(found)) if _allowed(name) and not name.endswith("-")]
 
 
 _STANDARD = sys.stdlib_module_names
@@ -189,7 +241,8 @@ _STANDARD = sys.stdlib_module_names
 def known_backends() -> list[str]:
     """As `backends`, for messages: entry points are listed once, and one added later is missed."""
     installed = _packages(tuple(sys.path))
-    return sorted(name for name in {BUILT_IN, *installed, *_registered} if _allowed(name))
+    named = {BUILT_IN, *installed, *_registered}
+    return sorted(name for name in named if _allowed(name) and not name.endswith("-"))
 
 
 @lru_cache(maxsize=4)
@@ -212,10 +265,11 @@ def register_backend(name: str, backend: type[Backend]) -> None:
     Parameters
     ----------
     name : str
-        An identifier, which devices are then named by (``"npu:0"``).
+        An identifier, which devices are then named by (``"npu:0"``); with a dash behind it,
+        the beginning of the names of a family.
     backend : type
-        A class that satisfies `dlbridge.protocol.Backend`. It is called without
-        arguments when it is first needed.
+        A class that satisfies `dlbridge.protocol.Backend`, or `dlbridge.protocol.BackendFamily`.
+        It is called without arguments when it is first needed.
 
     Raises
     ------
@@ -234,7 +288,7 @@ def register_backend(name: str, backend: type[Backend]) -> None:
     >>> "npu_of_an_example" in bridge.backends()
     True
     """
-    if not isinstance(name, str) or not name.isidentifier():
+    if not isinstance(name, str) or not name.removesuffix("-").isidentifier():
         raise TypeError(f"a backend's name is an identifier such as 'ext_dev', not {name!r}")
     if not isinstance(backend, type):
         raise TypeError(f"backend {name!r}: give the class, not {backend!r}")
@@ -266,6 +320,7 @@ def provider_of(name: str) -> str:
     >>> provider_of("cpu")
     'dlbridge (built in)'
     """
+    name = name if "-" not in name else _prefix(name)
     if name in _registered:
         cls = _registered[name]
         return f"{cls.__module__}.{cls.__qualname__} (registered by hand)"
@@ -276,7 +331,7 @@ def provider_of(name: str) -> str:
 def _load(name: str) -> Backend:
     who, load = _find(name)
     try:
-        plugin: Backend = load()()
+        plugin: Backend = load()().open(name) if "-" in name else load()()
     except BackendUnavailable:
         raise
     except (Exception, SystemExit) as exc:  # a plugin must not end the program either
@@ -287,15 +342,16 @@ def _load(name: str) -> Backend:
     return plugin
 
 
-def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
-    """The provider of *name*, and a function that returns the class."""
+def _find(name: str) -> tuple[str, Callable[[], type[Any]]]:
+    """The provider of *name*, and a function that returns the class, or that of its family."""
     if not _allowed(name):
         raise BackendUnavailable(
             f"backend {name!r} is switched off by DLBRIDGE_BACKENDS="
             f"{os.environ['DLBRIDGE_BACKENDS']!r}; change or unset the variable"
         )
-    if name in _registered:
-        return provider_of(name), lambda: _registered[name]
+    known_as = _prefix(name)
+    if known_as in _registered:
+        return provider_of(name), lambda: _registered[known_as]
     if name == BUILT_IN:  # no look at distributions, which takes longer than all else
         from .cpu import CPU
 
@@ -305,11 +361,11 @@ def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
         raise BackendError(
             f"{provider_of(BUILT_IN)} both provide {BUILT_IN!r}; uninstall all but one"
         )
-    found = points.get(name, [])
+    found = points.get(known_as, [])
     if not found:
         hint = (
-            f"; try: {INSTALLATION[name]}"
-            if name in INSTALLATION
+            f"; try: {INSTALLATION[known_as]}"
+            if known_as in INSTALLATION
             else did_you_mean(name, backends())
         )
         if name == "metal":
@@ -323,7 +379,7 @@ def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
         raise BackendUnavailable(
             f"no backend for device {name!r} (installed: {', '.join(backends())}){hint}"
         )
-    if not name.isidentifier():
+    if not known_as.removesuffix("-").isidentifier():
         raise BackendError(
             f"{provider_of(name)} provides a backend {name!r}, which no device string can name; "
             "the entry point needs an identifier, such as 'my_npu'"
@@ -338,9 +394,10 @@ def _allowed(name: str) -> bool:
     if chosen is None:
         return True
     parts = [part.strip() for part in chosen.split(",")]
+    names = {name, _prefix(name)}
     if parts[0].startswith("-"):
-        return f"-{name}" not in parts
-    return name in parts
+        return names.isdisjoint(part.removeprefix("-") for part in parts)
+    return any(part in names or (name[-1:] == "-" and part.startswith(name)) for part in parts)
 
 
 def _distribution(entry_point: EntryPoint) -> str:

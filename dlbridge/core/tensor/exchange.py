@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from dlbridge.core.dlpack.exports import Image, OwnExport, check_host_stream, export_capsule
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
-from dlbridge.core.plugins.registry import plugin_named, sharing
+from dlbridge.core.plugins.registry import LOADED, family_of, plugin_named, sharing
 from dlbridge.core.plugins.streams import current_use
 from dlbridge.core.values.devices import CPU, Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
-from dlbridge.protocol import CONTEXT_DEVICES
+from dlbridge.protocol import CONTEXT_DEVICES, NativeArray
 
 from .array_tensor import ArrayTensor, NumpyTensor, tensor_on
 from .memory import Memory, access, with_usual_strides
@@ -41,28 +41,40 @@ def adopt(
     immutable: bool = False,
     beside: object = None,
     ordered: tuple[Device, StreamUse] | None = None,
+    producer: object = None,
 ) -> Tensor:
     """The Tensor that owns *managed*.
 
     *origin* says where it came from, as text. *immutable* marks memory as read-only where
     the producer could not say it. *beside* is kept as long as *managed*.
     *ordered* is the device and its stream, on which the producer says that it is ready.
+    *producer* is the object, if it is known: a backend of its library's family is asked about
+    it where no other one knows the memory.
     """
     fields = managed.fields
     kind, index, data = fields.device_type, fields.device_id, fields.data
+    offset, owner = fields.byte_offset, (managed if beside is None else (managed, beside))
     if kind == _CPU_TYPE:
         device = CPU
     else:
         device = Device.of(kind, index)
         asked = not device.is_address or kind in CONTEXT_DEVICES
         if asked and 0 not in fields.shape:
-            device, data = bind(device, data, origin)
+            try:
+                device, data = bind(device, data, origin)
+                native = None if device.name in LOADED else _native(producer, kind)
+            except ExchangeError:
+                native = _native(producer, kind)
+                if native is None:
+                    raise
+            if native is not None:
+                device, array = native
+                data, offset, owner = array.data, array.offset, (managed, array.owner)
     if fields.flags & FLAG_SUBBYTE_PADDED and fields.dtype.bits < 8 and fields.dtype.lanes > 1:
         raise ExchangeError(
             f"padded {fields.dtype} elements: dlpack.h does not say whether each lane is padded; "
             "export them packed, or with one lane"
         )
-    owner: object = managed if beside is None else (managed, beside)
     memory = Memory(device, data, origin, owner)
     if ordered is not None and ordered[0] is device:
         memory.use_on(ordered[1])
@@ -72,12 +84,23 @@ def adopt(
         fields.dtype,
         fields.shape,
         fields.strides,
-        byte_offset=fields.byte_offset,
+        byte_offset=offset,
         readonly=immutable or flags & FLAG_READ_ONLY != 0,
         # Padding means nothing on types of whole bytes.
         padded=flags & FLAG_SUBBYTE_PADDED != 0 and fields.dtype.is_subbyte,
         copied=flags & FLAG_IS_COPIED != 0,
     )
+
+
+def _native(producer: object, kind: int) -> tuple[Device, NativeArray] | None:
+    """The device and the description of *producer* by a backend of its library's own family."""
+    for name in family_of(type(producer)):
+        plugin = plugin_named(name)
+        if plugin.device_type == kind and plugin.from_native is not None:
+            array = plugin.from_native(producer)
+            if array is not None:
+                return Device.of(kind, array.device_id, name), array
+    return None
 
 
 def bind(device: Device, data: int, origin: str, name: str | None = None) -> tuple[Device, int]:
@@ -98,6 +121,9 @@ def bind(device: Device, data: int, origin: str, name: str | None = None) -> tup
                 owners.append((Device.of(kind, index, each), own))
             except Error as exc:
                 errors[each] = exc
+    if len(owners) > 1:
+        # The backend that DLPack names knows all memory of its driver; one of a family, its own.
+        owners = [owner for owner in owners if "-" in owner[0].name] or owners
     if len(owners) > 1:
         names = " and ".join(owner.name for owner, _ in owners)
         raise ExchangeError(

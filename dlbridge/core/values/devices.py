@@ -97,7 +97,8 @@ _NAMES: Final = {int(type): name for name, type in _TYPES.items()}
 _TORCH_TYPES: Final = {"xpu": "oneapi", "mps": "metal", "hip": "rocm", "privateuseone": "ext_dev"}
 """torch's device types that have another name here (``torch.utils.dlpack``)."""
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|type-[0-9]+", re.ASCII)
+# With a dash: typeN where N is negative, and the names of a family ("torch-npu").
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(-[A-Za-z0-9_]+)?", re.ASCII)
 NUMBERED = re.compile(r"type(-?[0-9]+)", re.ASCII)
 _INTEGER = re.compile(r"-?[0-9]+", re.ASCII)
 
@@ -487,7 +488,8 @@ def _from_torch(obj: Any) -> tuple[Device, bool]:
     if known is None:
         raise ExchangeError(
             f"torch device {str(obj)!r} has no DLPack type of its own: name the backend instead"
-            " ('name:index'), or move the tensor to the CPU first (tensor.cpu())"
+            f" ('torch-{obj.type}:{obj.index or 0}', of dlbridge-torch), or move the tensor to the"
+            " CPU first (tensor.cpu())"
         )
     return Device.of(known, obj.index or 0), obj.index is not None
 
