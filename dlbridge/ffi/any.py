@@ -35,7 +35,7 @@ Constructor = Callable[["Handle", int], Any]
 """The value of an object and its type index, whose reference it takes over."""
 Rule = Callable[[type], "Packer | None"]
 """The packer for instances of a class, if this rule has one."""
-Work = tuple[int, int, Callable[[], "int | None"]]
+Work = tuple[Device, Callable[[], "int | None"]]
 """``(DLDeviceType, device_id, stream)`` of an argument that lies on a device.
 
 ``stream()`` is asked when the call begins; None where no stream is known.
@@ -65,9 +65,9 @@ class Temporaries(list[Any]):
     checking = False
     """Whether `own` may refuse an object, and is to see those of the tvm_ffi package, too."""
 
-    def on_device(self, device_type: int, device_id: int, stream: Callable[[], int | None]) -> None:
+    def on_device(self, device: Device, stream: Callable[[], int | None]) -> None:
         """Note that an argument lies on a device, whose work goes to ``stream()``."""
-        self.streams = [*(self.streams or ()), (device_type, device_id, stream)]
+        self.streams = [*(self.streams or ()), (device, stream)]
 
     def own(self, index: int, handle: Handle) -> tuple[int, Handle]:
         """Tag and payload of an object of type *index*, whose reference lives as long as this."""

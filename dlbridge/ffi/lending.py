@@ -127,7 +127,7 @@ def _work_of_torch(where: int) -> Work:
     device = Device.of(*_TYPE_AND_NUMBER.unpack(where.to_bytes(8, sys.byteorder, signed=True)))
     table = table_of(sys.modules["torch"].Tensor)
     assert table is not None  # it has written the DLTensor
-    return device.type, device.index, partial(table.current_work_stream, device)
+    return device, partial(table.current_work_stream, device)
 
 
 _torchs_work: dict[int, Work] = {}

@@ -244,23 +244,23 @@ def on_streams(streams: list[Work], *passed: Any) -> int:
 def _on_streams(streams: list[Work], before: Any, begun: list[Begun], passed: Any) -> int:
     """`on_streams`, which notes in *before* and *begun* what is to be put back."""
     others: list[tuple[Device, int, int]] = []
-    for device_type, device_id, stream in streams:
+    for where, stream in streams:
         handle = stream()
         if handle is None:
             continue
-        device = Device.of(device_type, device_id)
-        if device not in before:
-            chosen = user_stream(device)
+        if where not in before:
+            device_type, device_id = where.dlpack
+            chosen = user_stream(where)
             # Noted before it is replaced: an interruption may come between the two.
             previous = C.TVMFFIEnvGetStream(device_type, device_id)
-            before[device] = (handle if chosen is None else chosen, previous)
-            set_stream(device_type, device_id, before[device][0])
+            before[where] = (handle if chosen is None else chosen, previous)
+            set_stream(device_type, device_id, before[where][0])
             if handle and chosen is None:
-                begin_call(device, handle, begun)
-        worked_on = before[device][0]
+                begin_call(where, handle, begun)
+        worked_on = before[where][0]
         if handle != worked_on:  # another library's, which goes on behind the call
-            _order(device, worked_on, handle)
-            others.append((device, handle, worked_on))
+            _order(where, worked_on, handle)
+            others.append((where, handle, worked_on))
     try:
         failed: int = C.TVMFFIFunctionCall(*passed)
     finally:

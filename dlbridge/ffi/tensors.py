@@ -169,7 +169,7 @@ def pack_own(
         untrack(handle)
         value._native = handle
     if device.type is not _CPU:
-        keep.on_device(device.type, device.index, partial(_stream_of_own, memory_under(value)))
+        keep.on_device(device, partial(_stream_of_own, memory_under(value)))
     return keep.own(_TENSOR, handle)
 
 
@@ -197,7 +197,7 @@ def _pack_producer(value: Any, keep: Temporaries, *, declared: bool = False) -> 
         # The producer says on which stream it works; it goes before ours.
         device = tensor.device
         keep.streams.pop()
-        keep.on_device(device.type, device.index, stream)
+        keep.on_device(device, stream)
     return packed
 
 
@@ -235,8 +235,7 @@ def _table_packer(
         packed = keep.own(_TENSOR, _tensor_object(owner))
         if device_type != _CPU:
             device = Device.of(device_type, device_id)
-            stream = partial(table.current_work_stream, device)
-            keep.on_device(device.type, device.index, stream)
+            keep.on_device(device, partial(table.current_work_stream, device))
         return packed
 
     return pack_by_table
