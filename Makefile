@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BACKENDS := fake opencl vulkan webgpu cuda rocm
+BACKENDS := fake opencl vulkan webgpu cuda rocm torch
 # Its libraries are 2.8 GB (dpctl and Intel's CPU runtime 1.5, dpnp 1.3): for tests only.
 LARGE := oneapi
 # The versions of the tools, and of torch and tvm_ffi. `make test-newest` takes the newest.

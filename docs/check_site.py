@@ -30,7 +30,7 @@ MODULES = {
     "dlbridge.testing": "dlbridge.testing",
     **{
         f"dlbridge_{name}": f"dlbridge_{name}"
-        for name in ("opencl", "vulkan", "webgpu", "cuda", "rocm", "oneapi")
+        for name in ("opencl", "vulkan", "webgpu", "cuda", "rocm", "oneapi", "torch")
     },
 }
 """Each public module, and the module under whose name its names are documented."""

@@ -33,7 +33,7 @@ FILES = {
 }
 """Files of a skeleton, and the templates that they are made from."""
 
-OURS = frozenset(("cuda", "fake", "oneapi", "opencl", "rocm", "vulkan", "webgpu"))
+OURS = frozenset(("cuda", "fake", "oneapi", "opencl", "rocm", "torch", "vulkan", "webgpu"))
 """Names whose distribution is one of dlbridge's own, installed or not."""
 
 GUIDE = (

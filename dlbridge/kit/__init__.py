@@ -29,6 +29,7 @@ make complete backends from it. Each part is a module of its own and can be used
 ==================  ==============================================================
 
 The parts import `dlbridge.errors` and `dlbridge.protocol` and nothing else of dlbridge.
-``backends/cuda`` and ``backends/rocm`` are built on both tables, ``backends/webgpu`` and
-``backends/oneapi`` on the first. A part that one backend only would use is in that backend.
+``backends/cuda`` and ``backends/rocm`` are built on both tables, ``backends/webgpu``,
+``backends/oneapi`` and ``backends/torch`` on the first. A part that one backend only would use is
+in that backend.
 """

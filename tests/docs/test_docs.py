@@ -25,6 +25,7 @@ ELSEWHERE = {
     "docs/clusters.md": "tests/docs/test_programs.py",
     "docs/processes.md": "tests/docs/test_programs.py",
     "docs/oneapi.md": "backends/oneapi/tests/test_docs.py",
+    "docs/torch.md": "backends/torch/tests/test_docs.py",
     "docs/vulkan.md": "backends/vulkan/tests/test_docs.py",
     "docs/webgpu.md": "backends/webgpu/tests/test_docs.py",
     "docs/cuda.md": "backends/cuda/tests/test_docs.py",

@@ -35,6 +35,7 @@ LACKS = (
     (r"^vulkan\b|'vulkan'|Vulkan", "Vulkan", "apt install libvulkan1 mesa-vulkan-drivers"),
     (r"^webgpu\b|'webgpu'", "WebGPU", "apt install libvulkan1 mesa-vulkan-drivers"),
     (r"^oneapi\b|'oneapi'|dpnp|Intel's", "oneAPI", "pip install -e 'backends/oneapi[test]'"),
+    (r"^torch-\w*:", "torch with devices in Python", "pip install 'torch>=2.13'"),
     (r"libamdhip64", "AMD's runtime", "apt install libamdhip64-5"),
     (r"mpiexec|mpi4py", "MPI", "pip install mpich mpi4py"),
     (r"\bnm\b", "nm", "apt install binutils"),

@@ -1,0 +1,13 @@
+"""The examples of docs/torch.md, in order, as one program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pages import run_examples
+
+PAGE = Path(__file__).parents[3] / "docs" / "torch.md"
+
+
+def test_the_examples_run(backend):
+    run_examples(PAGE, 1)
