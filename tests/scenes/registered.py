@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
@@ -10,14 +12,16 @@ import dlbridge as bridge
 
 def both_ways() -> None:
     """The same memory, bits and type: with numpy alone, and with us at either end."""
+    register: Any = vars(np.dtypes)["register_dlpack_dtype"]  # since 2.5, and types are of 2.4
     for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         array = np.arange(6).astype(getattr(ml_dtypes, name))
         before = bridge.from_dlpack(array)
         there = bridge.dtype(name)
-        np.dtypes.register_dlpack_dtype((there.code, there.bits), array.dtype)
-        for export in (lambda array=array: array, lambda array=array: Asked(array)):
-            alone = np.from_dlpack(export())
-            ours = bridge.from_dlpack(export())
+        register((there.code, there.bits), array.dtype)
+        exports: list[Any] = [array, Asked(array)]
+        for export in exports:
+            alone = np.from_dlpack(export)
+            ours = bridge.from_dlpack(export)
             back = np.from_dlpack(ours)
             assert ours.dtype == before.dtype == there, ours.dtype
             for each in (alone, back, ours.numpy(), np.asarray(ours)):
@@ -39,5 +43,5 @@ class Asked:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.array.__dlpack_device__()
 
-    def __dlpack__(self, **asked: object) -> object:
+    def __dlpack__(self, **asked: Any) -> object:
         return self.array.__dlpack__(**asked)
