@@ -111,6 +111,7 @@ def interrupted(moment):
 
     kind = Resources(release)
     owner = Owner(kind, iter([1]))
+    sys._getframe().f_trace_opcodes = True  # CPython 3.12 looks for one when tracing begins
     sys.settrace(trace)
     del owner
     sys.settrace(None)
