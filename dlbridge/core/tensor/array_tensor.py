@@ -417,7 +417,7 @@ def tensor_on(
         and array.size
         and (not strides or min(strides) >= 0)
     ):
-        return wrap_plain(array, None, readonly)
+        return wrap_plain(with_usual_strides(array) if strides else array, None, readonly)
     flags = (FLAG_SUBBYTE_PADDED if padded else 0) | (FLAG_IS_COPIED if copied else 0)
     if not on_cpu:
         return _general(array, memory, dtype, byte_offset, flags)

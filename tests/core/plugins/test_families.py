@@ -117,7 +117,7 @@ def test_a_beginning_is_registered_once(family):
 
 
 def test_a_member_is_owned_by_the_family(family):
-    assert "Family (registered by hand)" in registry.owner("toy-a")
+    assert "Family (registered by hand)" in registry.provider_of("toy-a")
 
 
 def test_pickles_name_the_device(family):
