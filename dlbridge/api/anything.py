@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.api.lists import array_of
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.dlpack import device_of_producer, import_producer, refuse_class
-from dlbridge.core.interfaces.lists import array_of
 from dlbridge.core.interfaces.native import import_native
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import importer_of, library_of

@@ -9,25 +9,28 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from dlbridge import _methods as methods
 from dlbridge.core.dlpack.structs import MAX_NDIM
-from dlbridge.core.moves.fills import fill, pattern_of
-from dlbridge.core.moves.transfer import check_alignment
+from dlbridge.core.moves.fills import fill
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import FOUND, check_device
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import tensor_on
 from dlbridge.core.tensor.memory import new_memory
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.dtypes import check_dtype, dtype as as_dtype
+from dlbridge.core.values.dtypes import DType, check_dtype, dtype as as_dtype
+from dlbridge.core.values.subbyte import pack_bits
 from dlbridge.core.values.text import with_article
-from dlbridge.errors import Error
+from dlbridge.errors import Error, ExchangeError
 
+from .lists import array_of
 from .moving import asarray
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlbridge.core.values.dtypes import DType
     from dlbridge.typing import ArrayLike, DeviceLike, DTypeLike
+
+MAX_ALIGNMENT = 1 << 30
+"""The largest alignment accepted, in bytes: the largest huge page (1 GiB)."""
 
 NAMED_TYPES: dict[str, DType] = {}
 """Cache: the types of tensors by the texts that have named them."""
@@ -452,3 +455,58 @@ def full_like(
     """
     shape, kind, where = _of_model(x, dtype, device)
     return full(shape, fill_value, kind, where, alignment=alignment)
+
+
+def check_alignment(value: Any) -> int:
+    """*value* as a power of two, in bytes."""
+    try:
+        alignment = index(value)
+    except TypeError:
+        alignment = None
+    if isinstance(value, bool) or alignment is None:
+        raise TypeError(
+            f"alignment {value!r} is not a number of bytes; give a power of two, such as 4096"
+        )
+    if not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise ValueError(
+            f"alignment {alignment} is not a power of two from 1 to {MAX_ALIGNMENT} bytes"
+        )
+    return alignment
+
+
+def pattern_of(value: Any, dtype: DType) -> bytes:
+    """The bytes of one element of *dtype* whose lanes are *value*; of 8 elements below a byte."""
+    import numpy as np
+
+    lane = DType.of(dtype.code, dtype.bits, 1)
+    number = value if isinstance(value, (bool, int, float, complex)) else _scalar(value)
+    raw = array_of(number, lane, _unused).reshape(1).view("u1")
+    if dtype.is_subbyte:
+        return pack_bits(np.repeat(raw, 8 * dtype.lanes), dtype)
+    if dtype.bits < 8:  # int4x2, for example: packed, and whole bytes
+        return pack_bits(np.repeat(raw, dtype.lanes), dtype)
+    return raw.tobytes() * dtype.lanes
+
+
+def _scalar(value: Any) -> Any:
+    """The Python number of a scalar of numpy, for example."""
+    number = value
+    if hasattr(value, "item") and not getattr(value, "shape", ()):
+        try:
+            number = value.item()
+        except ExchangeError as exc:
+            raise ExchangeError(
+                f"fill_value is {with_article(type(value).__name__)} of {value.dtype}, whose "
+                "item() is refused; pass a Python number, such as "
+                "dlbridge.astype(fill_value, 'float32').item()"
+            ) from exc
+    if not isinstance(number, (bool, int, float, complex)):
+        raise TypeError(
+            f"fill_value is {with_article(type(value).__name__)}, not a number; give a bool, int, "
+            "float or complex"
+        )
+    return number
+
+
+def _unused(_array: Any) -> Any:
+    raise AssertionError("a number has no arrays in it")

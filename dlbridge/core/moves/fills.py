@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dlbridge.core.interfaces.lists import array_of
 from dlbridge.core.moves.copies import copy_elements, part_of
 from dlbridge.core.moves.transfer import new_tensor
 from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.operand import host_array, operand_of
 from dlbridge.core.values.devices import CPU
-from dlbridge.core.values.dtypes import DType
-from dlbridge.core.values.subbyte import pack_bits
-from dlbridge.core.values.text import with_article
-from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Span
 
 if TYPE_CHECKING:
@@ -23,44 +18,6 @@ if TYPE_CHECKING:
 
 BLOCK = 4 << 20
 """Bytes of host memory from which a device is filled, again and again."""
-
-
-def pattern_of(value: Any, dtype: DType) -> bytes:
-    """The bytes of one element of *dtype* whose lanes are *value*; of 8 elements below a byte."""
-    import numpy as np
-
-    lane = DType.of(dtype.code, dtype.bits, 1)
-    number = value if isinstance(value, (bool, int, float, complex)) else _scalar(value)
-    raw = array_of(number, lane, _unused).reshape(1).view("u1")
-    if dtype.is_subbyte:
-        return pack_bits(np.repeat(raw, 8 * dtype.lanes), dtype)
-    if dtype.bits < 8:  # int4x2, for example: packed, and whole bytes
-        return pack_bits(np.repeat(raw, dtype.lanes), dtype)
-    return raw.tobytes() * dtype.lanes
-
-
-def _scalar(value: Any) -> Any:
-    """The Python number of a scalar of numpy, for example."""
-    number = value
-    if hasattr(value, "item") and not getattr(value, "shape", ()):
-        try:
-            number = value.item()
-        except ExchangeError as exc:
-            raise ExchangeError(
-                f"fill_value is {with_article(type(value).__name__)} of {value.dtype}, whose "
-                "item() is refused; pass a Python number, such as "
-                "dlbridge.astype(fill_value, 'float32').item()"
-            ) from exc
-    if not isinstance(number, (bool, int, float, complex)):
-        raise TypeError(
-            f"fill_value is {with_article(type(value).__name__)}, not a number; give a bool, int, "
-            "float or complex"
-        )
-    return number
-
-
-def _unused(_array: Any) -> Any:
-    raise AssertionError("a number has no arrays in it")
 
 
 @for_guests

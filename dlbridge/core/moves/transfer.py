@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from functools import cache
 from math import prod
-from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.dlpack.exports import check_copy
@@ -46,10 +45,6 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.tensor import Tensor
 
     StepFunction = Callable[[Tensor, Operand, Device, Progress | None], Tensor]
-
-
-MAX_ALIGNMENT = 1 << 30
-"""The largest alignment accepted, in bytes: the largest huge page (1 GiB)."""
 
 
 @for_guests
@@ -91,23 +86,6 @@ def new_tensor(
     """
     memory = new_memory(device, dtype.nbytes(prod(shape), padded=padded))
     return tensor_on(memory, dtype, shape, padded=padded)
-
-
-def check_alignment(value: Any) -> int:
-    """*value* as a power of two, in bytes."""
-    try:
-        alignment = index(value)
-    except TypeError:
-        alignment = None
-    if isinstance(value, bool) or alignment is None:
-        raise TypeError(
-            f"alignment {value!r} is not a number of bytes; give a power of two, such as 4096"
-        )
-    if not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise ValueError(
-            f"alignment {alignment} is not a power of two from 1 to {MAX_ALIGNMENT} bytes"
-        )
-    return alignment
 
 
 @for_guests
