@@ -6,9 +6,8 @@ import operator
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.libraries.library import is_array_of
-from dlbridge.core.libraries.lookup import library_of
-from dlbridge.core.values.dtypes import DLDataTypeCode, DType, limits_of
+from dlbridge import DLDataTypeCode, DType
+from dlbridge.extending import is_array_of, library_of, limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
