@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .core.interfaces.native import to_native as to_native
     from .core.interfaces.own_table import table_capsule as table_capsule
     from .core.moves.host_views import host_view as host_view
-    from .core.moves.printing import html_of as html_of, text_of as text_of
     from .core.plugins.lookup import identity_of as identity_of, same_device as same_device
     from .core.tensor.array_tensor import build as build, view_resized as view_resized
     from .core.tensor.operand import operand_of as operand_of
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
         cuda_array_interface as cuda_array_interface,
     )
     from .interop.arrow import arrow_exporter as arrow_exporter
+    from .printing import html_of as html_of, text_of as text_of
     from .processes.descriptors import to_fd as to_fd
     from .processes.pickles import (
         pickled as pickled,
@@ -44,8 +44,8 @@ _FUNCTIONS = {
     "core.interfaces.native": "to_native",
     "core.interfaces.own_table": "table_capsule",
     "core.moves.host_views": "host_view",
-    "core.moves.printing": "html_of text_of",
     "core.plugins.lookup": "identity_of same_device",
+    "printing": "html_of text_of",
     "processes.descriptors": "to_fd",
     "processes.pickles": "pickled tobytes unpickle",
     "processes.shared_tensors": "empty_shared",

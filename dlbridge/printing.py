@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlbridge.core.implementation_details.handlers import unless_handler
+from dlbridge.core.moves.transfer import to_compact_host
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.subbyte import unpack_bits
 from dlbridge.core.values.text import html_table
 from dlbridge.errors import ExchangeError
-
-from .transfer import to_compact_host
 
 if TYPE_CHECKING:
     from dlbridge.core.tensor.tensor import Tensor

@@ -9,7 +9,7 @@ from peers import peer
 from scripts import run_script
 
 import dlbridge as bridge
-from dlbridge.core.moves import printing
+from dlbridge import printing
 
 ARRAYS = {
     "small": np.arange(6.0).reshape(2, 3),
