@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlbridge.core.implementation_details.handlers import unless_handler
-from dlbridge.core.moves.transfer import to_compact_host
-from dlbridge.core.values.dtypes import DType
-from dlbridge.core.values.subbyte import unpack_bits
-from dlbridge.core.values.text import html_table
+from dlbridge import DType, to_device, unpack_bits
 from dlbridge.errors import ExchangeError
+from dlbridge.extending import CPU, html_table, unless_handler
 
 if TYPE_CHECKING:
-    from dlbridge.core.tensor.tensor import Tensor
-
+    from dlbridge import Tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -116,7 +112,9 @@ def _summary(tensor: Tensor, edge: int) -> Array:
 
 def _host_elements(tensor: Tensor) -> Array:
     """The elements as an array of numpy; the lanes of vectors as one more dimension."""
-    host = to_compact_host(tensor)
+    host = to_device(tensor, CPU)
+    if not host.is_contiguous():
+        host = to_device(host, CPU, copy=True)
     dtype = host.dtype
     if dtype.lanes == 1 and (host.is_padded or not dtype.is_subbyte):
         return host.numpy()

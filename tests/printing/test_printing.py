@@ -138,10 +138,10 @@ def test_a_type_that_nobody_knows():
 def test_an_interrupt_passes(monkeypatch):
     """A Ctrl-C while the copy runs is not taken for a fault of the tensor."""
 
-    def interrupted(_tensor):
+    def interrupted(_tensor, _device):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(printing, "to_compact_host", interrupted)
+    monkeypatch.setattr(printing, "to_device", interrupted)
     with pytest.raises(KeyboardInterrupt):
         str(bridge.ones(3))
 

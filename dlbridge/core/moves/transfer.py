@@ -277,12 +277,6 @@ def copy_to_host(tensor: Tensor) -> Tensor:
     return move(tensor, CPU, True)
 
 
-def to_compact_host(tensor: Tensor) -> Tensor:
-    """The elements on the CPU, row-major without gaps; a copy only if needed."""
-    host = tensor if tensor.device is CPU else move(tensor, CPU, None)
-    return host if host.is_contiguous() else copy_to_host(host)
-
-
 def run(
     choice: Choice,
     tensor: Tensor,
