@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.dlpack.exports import check_copy
-from dlbridge.core.dlpack.structs import FLAG_IS_COPIED
+from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
 from dlbridge.core.moves.copies import (
     bytes_to_host,
     can_copy_natively,
@@ -240,7 +240,8 @@ def take(memory: Memory, member: str, function: Callable[..., Any] | None, *what
     """Take what *function* gives, the *member* of the backend, for the current stream."""
     device = memory.device
     use = current_use(device)
-    return memory.take(use, member, function, device.index, *what, use.handle)
+    assert function is not None  # the plan has asked for the capability
+    return memory.take(use, member, function(device.index, *what, use.handle))
 
 
 # Moves ------------------------------------------------------------------------------
@@ -356,10 +357,12 @@ def choose(operand: Operand, target: Device, copy: bool | None, refused: str = "
         choice = RELABEL, "", ""
     else:
         low, nbytes = (0, operand.nbytes) if operand.contiguous else operand.span()
-        start = operand.data + operand.byte_offset + low
-        refusal = (
-            forced or refused or host_import_refusal(target, start, nbytes, asked=copy is False)
-        )
+        refusal = forced or refused
+        if not refusal:
+            start = operand.data + operand.byte_offset + low
+            ask = plugin_of(target).host_import_refusal
+            asked = target.index, start, nbytes, copy is False
+            refusal = _imports_nothing(target) if ask is None else ask(*asked)
         if not refusal:
             choice = HOST_IMPORT, "", ""
         elif target.is_host:
@@ -532,7 +535,8 @@ def _upload(tensor: Tensor, operand: Operand, target: Device, progress: Progress
         return _copy(tensor, operand, target, progress)
     content = packed_bytes(operand)
     memory = new_memory(target, operand.nbytes, content=content, plugin=plugin)
-    return tensor_on(memory, operand.dtype, operand.shape, padded=operand.padded)
+    padded = operand.flags & FLAG_SUBBYTE_PADDED != 0  # its property costs a call
+    return tensor_on(memory, operand.dtype, operand.shape, padded=padded)
 
 
 def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> Tensor:
@@ -543,7 +547,8 @@ def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -
     start, writable = operand.byte_offset + low, not operand.readonly
     memory = Memory(target, 0, f"host view of {operand.device}", viewed)
     span = span_of((operand.device.index, operand.data, start, nbytes))
-    memory.take(None, "host_view", plugin.host_view, span, writable, stream)
+    assert plugin.host_view is not None  # the plan has asked for the capability
+    memory.take(None, "host_view", plugin.host_view(span, writable, stream))
     return _same_layout(operand, memory, -low)
 
 

@@ -101,20 +101,12 @@ class Memory:
         if use.memories is not None:
             join(use.memories, self)
 
-    def take(
-        self,
-        use: StreamUse | None,
-        member: str,
-        function: Callable[..., Allocation] | None,
-        *arguments: Any,
-    ) -> int:
-        """Take what *function* gives, the *member* of the backend; its offset in bytes.
+    def take(self, use: StreamUse | None, member: str, allocation: Allocation) -> int:
+        """Take *allocation*, which the *member* of the backend has given; its offset in bytes.
 
         Whatever is raised, it ends with the last reference to it. *use* is None for a host view,
         whose *owner* is the memory that is viewed.
         """
-        assert function is not None  # the plan has asked for the capability
-        allocation = function(*arguments)
         try:
             data, offset = allocation.data, allocation.offset
         except AttributeError:
@@ -193,13 +185,18 @@ def new_memory(
         if plugin is None:
             plugin = plugin_of(where)
         use = current_use(where, plugin)
-        what = where.index, nbytes, alignment, use.handle
         if content is None:
-            memory.take(use, "allocate", plugin.allocate, *what)
+            memory.take(
+                use, "allocate", plugin.allocate(where.index, nbytes, alignment, use.handle)
+            )
             return memory
         use.used = True
         try:
-            memory.take(use, "allocate", plugin.allocate, *what, content)
+            memory.take(
+                use,
+                "allocate",
+                plugin.allocate(where.index, nbytes, alignment, use.handle, content),
+            )
         except BaseException:
             drain_then_release(content, where, use.handle)
             raise
