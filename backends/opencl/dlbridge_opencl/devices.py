@@ -7,7 +7,7 @@ import os
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,12 +59,12 @@ class Device:
     driver: Driver
     """What each call goes through."""
 
-    @property
+    @cached_property
     def is_cpu(self) -> bool:
         """Whether it is the processor itself."""
         return self.kind == "cpu"
 
-    @property
+    @cached_property
     def copies_at_once(self) -> bool:
         """Whether its driver copies content that a buffer is made with in the caller's thread.
 

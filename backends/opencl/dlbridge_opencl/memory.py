@@ -346,11 +346,7 @@ def _refusal(chosen: devices.Device, address: int, nbytes: int, *, readonly: boo
         return f"{chosen.name} allows {chosen.max_allocation} bytes in one buffer"
     alignment = CPU_ALIGNMENT if chosen.is_cpu else PAGE
     if address % alignment:
-        return (
-            f"its address {address:#x} is not a multiple of {alignment} bytes, which kernels on "
-            f"{chosen.name} may rely on; memory of dlbridge.empty(shape, dtype, "
-            f"alignment={alignment}).numpy() needs no copy"
-        )
+        return f"its address {hex(address)} {_why_misaligned(chosen.name, alignment)}"
     if not chosen.is_cpu and nbytes % GPU_GRANULARITY:
         return f"its size is not a multiple of {GPU_GRANULARITY} bytes, as {chosen.name} needs"
     if not chosen.is_cpu and readonly:
@@ -362,6 +358,14 @@ def _refusal(chosen: devices.Device, address: int, nbytes: int, *, readonly: boo
         return ""
     own = "" if chosen.shares_memory else " has memory of its own, and"
     return f"{chosen.name}{own}: {trouble}"
+
+
+@functools.cache  # most arrays are refused so: to format it took a tenth of an upload of 4 KiB
+def _why_misaligned(name: str, alignment: int) -> str:
+    return (
+        f"is not a multiple of {alignment} bytes, which kernels on {name} may rely on; memory of "
+        f"dlbridge.empty(shape, dtype, alignment={alignment}).numpy() needs no copy"
+    )
 
 
 def import_host(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError
@@ -57,7 +58,7 @@ class PhysicalDevice:
     memory: int
     """Bytes of its largest device-local heap."""
 
-    @property
+    @cached_property
     def shares_memory(self) -> bool:
         """Whether all its memory is the host's.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from functools import cache
 from typing import Any
 
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
@@ -29,11 +30,7 @@ def import_refusal(device: Device, address: int, nbytes: int) -> str:
         return f"{device.physical.name} has no VK_EXT_external_memory_host"
     page = device.physical.limits["min_imported_host_pointer_alignment"]
     if address % page:
-        return (
-            f"pointer not page aligned: {address:#x} is not a multiple of {page} bytes, "
-            "which VK_EXT_external_memory_host needs; memory of dlbridge.empty(shape, dtype, "
-            f"alignment={page}).numpy() needs no copy"
-        )
+        return f"pointer not page aligned: {hex(address)} {_why_misaligned(page)}"
     if nbytes % 4:
         return (
             f"{nbytes} bytes are not a multiple of 4: a shader writes 32-bit words, and would "
@@ -47,6 +44,14 @@ def import_refusal(device: Device, address: int, nbytes: int) -> str:
         name = device.physical.name
         return f"{nbytes} bytes are more than the {device.most} of one buffer of {name}"
     return ""
+
+
+@cache  # most arrays are refused so: to format the text took a tenth of an upload of 4 KiB
+def _why_misaligned(page: int) -> str:
+    return (
+        f"is not a multiple of {page} bytes, which VK_EXT_external_memory_host needs; memory of "
+        f"dlbridge.empty(shape, dtype, alignment={page}).numpy() needs no copy"
+    )
 
 
 def import_drawback(device: Device) -> str:
