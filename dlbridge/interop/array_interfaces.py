@@ -8,6 +8,7 @@ have the latter that have no DLPack, or not yet.
 from __future__ import annotations
 
 import operator
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge import Device, DLDeviceType, DType, Operand, Tensor, dtype as as_dtype
@@ -172,9 +173,26 @@ def array_interface(tensor: Tensor) -> dict[str, Any]:
     array = tensor.numpy()
     if array.dtype.isbuiltin != 1:
         raise _no_type(tensor)
-    interface: dict[str, Any] = array.__array_interface__
-    interface["strides"] = array.strides  # also of compact arrays: Pillow fails without
-    return interface
+    interface: dict[str, Any] = array.__array_interface__  # strides: None if they are the usual
+    return interface if _HAS_BUFFER else _ForPillow(interface, array.strides)
+
+
+_HAS_BUFFER = sys.version_info >= (3, 12)
+"""Whether a Tensor has the buffer protocol here (PEP 688)."""
+
+
+class _ForPillow(dict[str, Any]):
+    """An interface whose ``get`` has strides where the memory is compact, too.
+
+    Pillow asks with it, and takes bytes in place of a buffer only where there are some.
+    """
+
+    def __init__(self, interface: dict[str, Any], strides: tuple[int, ...]) -> None:
+        super().__init__(interface)
+        self.strides = strides
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.strides if key == "strides" else super().get(key, default)
 
 
 def _no_type(tensor: Tensor) -> AttributeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -187,11 +186,7 @@ class Exporter:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """Numpy's array interface, version 3; AttributeError off the CPU (`hasattr` is False)."""
-        tensor = _stable(self)
-        interface = tensor.__array_interface__
-        if sys.version_info >= (3, 12) and tensor.is_contiguous():
-            interface["strides"] = None  # Pillow reads the buffer; with strides it wants tobytes()
-        return interface
+        return _stable(self).__array_interface__
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

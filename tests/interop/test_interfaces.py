@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
-from doubles import ByInterface
+from doubles import ByInterface, NoDLPack, NoDLPackButInterface, NoDLPackButMethod
 from peers import peer
 
 import dlbridge as bridge
@@ -24,12 +24,24 @@ def test_the_array_interface_is_the_memory():
     assert tensor.__array_interface__ is not interface
 
 
-def test_the_array_interface_always_has_strides():
-    """Pillow's ``Image.fromarray`` asks for bytes only where there are some."""
+def test_the_array_interface_of_compact_memory_has_no_strides():
+    """As numpy's. CTranslate2 takes no array that has some: it asks with ``in`` and ``[]``."""
     tensor = bridge.asarray(np.arange(12, dtype="u1").reshape(3, 4))
-    assert tensor.__array_interface__["strides"] == (4, 1)
-    assert bridge.asarray(np.array(2.5)).__array_interface__["strides"] == ()
+    interface = tensor.__array_interface__
+    assert "strides" in interface
+    assert interface["strides"] is None
+    assert bridge.asarray(np.array(2.5)).__array_interface__["strides"] is None
     assert np.asarray(tensor).flags.c_contiguous
+    assert np.shares_memory(np.asarray(tensor), tensor.numpy())
+
+
+@pytest.mark.parametrize("part", ["whole", "columns", "transposed"])
+def test_pillow_takes_a_tensor(part):
+    """Before CPython 3.12 a tensor has no buffer; Pillow asks for bytes only where ``get`` has strides."""
+    fromarray = peer("PIL.Image").fromarray
+    x = np.arange(12, dtype="u1").reshape(3, 4)
+    x = {"whole": x, "columns": x[:, ::2], "transposed": x.T}[part]
+    assert np.asarray(fromarray(bridge.asarray(x))).tolist() == x.tolist()
 
 
 def test_the_array_interface_keeps_read_only():

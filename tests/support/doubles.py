@@ -46,6 +46,34 @@ class ByInterface:
         self.__array_interface__ = {**array.__array_interface__, **more}
 
 
+class NoDLPack:
+    """Its ``__dlpack__`` raises *error*, which may be a library's that has no such capsule for it."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_asked: object) -> Any:
+        raise self.error
+
+
+class NoDLPackButMethod(NoDLPack, ByMethod):
+    """The same, with an array by ``__array__``."""
+
+    def __init__(self, error: BaseException, array: Any) -> None:
+        self.error, self.array = error, array
+
+
+class NoDLPackButInterface(NoDLPack, ByInterface):
+    """The same, with an array by ``__array_interface__``."""
+
+    def __init__(self, error: BaseException, array: np.ndarray[Any, Any]) -> None:
+        ByInterface.__init__(self, array)
+        self.error = error
+
+
 class Lazy:
     """As a DataArray: ``data`` is an array. A lazy one without a cache reads it anew each time."""
 
