@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set, ValuesView
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.api.lists import array_of
@@ -21,7 +21,7 @@ from dlbridge.core.tensor.memory import carrier_dtype
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU, Device, type_names
 from dlbridge.core.values.dtypes import ForeignByteOrder, from_numpy
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import Error, ExchangeError
 from dlbridge.interop.array_interfaces import (
     NOTHING_TO_SHARE,
     from_array_interface,
@@ -48,7 +48,30 @@ def _from_producer(x: Any, copy: bool | None) -> Tensor:
         if copy is not False or not tensor.is_copied:
             return tensor
     strict = False if copy is False else None
-    return from_arrow(x, copy) if _is_by_arrow(x) else import_producer(x, None, strict, None)
+    if _is_by_arrow(x):
+        return from_arrow(x, copy)
+    try:
+        return import_producer(x, None, strict, None)
+    except unless_handler(BufferError, NotImplementedError) as exc:
+        if isinstance(exc, Error):
+            raise  # ours: what it exported breaks the standard
+        return _in_another_way(x, copy, exc)
+
+
+def _in_another_way(x: Any, copy: bool | None, exc: Exception) -> Tensor:
+    """A Tensor of *x* by another interface than the ``__dlpack__`` that has failed; else *exc*.
+
+    Only by those that say type and shape: a buffer may be the bytes alone (a plane of PyAV with
+    the other byte order). A library that is described here has refused for a reason that counts.
+    """
+    if library_of(type(x)) is None:
+        if getattr(x, "__array_interface__", None) is not None:
+            return wrap_array(from_array_interface(x, copy))
+        if hasattr(type(x), "__array__"):
+            return wrap_array(from_array_method(x, copy))
+    way_out = _method_of(x)
+    exc.add_note(f"raised by {origin_of(x)}.__dlpack__" + (way_out and f"; {way_out}"))
+    raise exc
 
 
 def import_anything(
@@ -144,7 +167,8 @@ def is_copied(x: Any, tensor: Tensor, device: DeviceLike | None = None) -> bool:
     """
     if is_read_once(x):  # what was copied from a stream comes from numpy's array
         return type(x).__name__ != "PyCapsule" and tensor.origin != origin_of(x)
-    if hasattr(type(x), "__dlpack__") and not _is_by_arrow(x):
+    in_another_way = tensor.origin == "numpy.ndarray" and library_of(type(x)) is None
+    if hasattr(type(x), "__dlpack__") and not _is_by_arrow(x) and not in_another_way:
         return False
     if type(x) in NUMBERS:
         return True
@@ -223,11 +247,59 @@ def _instead_of(x: Any) -> str:
         return "dlbridge.tree_to_device(x, device) moves each of its arrays, and keeps the keys"
     if isinstance(x, Set):
         return "a set has no order; pass sorted(x)"
-    if isinstance(x, (range, Iterator)) and not hasattr(x, "read"):
-        return "pass its numbers as a list: list(x)"
+    way_out = _method_of(x)
+    if way_out:
+        return way_out
     if hasattr(x, "read"):
         return "an open file is not read here; dlbridge.load(path) takes its name"
+    if isinstance(x, (range, Iterator, Sequence, ValuesView)):
+        return "pass its numbers as a list: list(x)"
     return ""
+
+
+def _method_of(x: Any) -> str:
+    """What to write where a method of *x* gives an array or numbers; empty if none is known."""
+    cls = type(x)
+    package = cls.__module__.partition(".")[0]
+    if getattr(x, "is_valid", True) is False:  # a scalar of pyarrow
+        return "it is null; pass the number that it shall be"
+    if (package, cls.__name__) in _CLASSES:
+        return _CLASSES[package, cls.__name__]
+    for method, way_out in _METHODS.items():
+        if hasattr(cls, method):
+            return way_out
+    if hasattr(x, "dtype") and hasattr(x, "shape"):  # of PyTables
+        if hasattr(cls, "read"):
+            return "pass x.read(), which reads its elements"
+        if hasattr(cls, "__getitem__"):
+            return "pass x[:], which reads its elements"
+    return ""
+
+
+_CLASSES = {
+    ("torch", "UntypedStorage"): "pass torch.tensor((), dtype=dtype).set_(x), with the dtype of "
+    "its elements: torch.tensor((), dtype=torch.uint8).set_(x) for the bytes",
+    ("torch", "TypedStorage"): "pass torch.tensor((), dtype=x.dtype).set_(x)",
+    ("cv2", "UMat"): "pass x.get()",
+    ("h5py", "Empty"): "it has a type, and neither a shape nor elements",
+    ("av", "VideoPlane"): "dlbridge.planes(frame) gives a tensor of each plane of a frame",
+}
+"""Of the classes of a package: what to write in place of an object of one."""
+
+
+_METHODS = {
+    "to_dense": "pass x.to_dense()",
+    "todense": "pass x.todense()",
+    "toarray": "pass x.toarray()",
+    "to_tensor": "pass x.to_tensor()",  # before to_numpy: pyarrow's sparse ones give parts there
+    "to_ndarray": "pass x.to_ndarray()",
+    "to_numpy": "pass x.to_numpy()",
+    "numpy": "pass x.numpy()",
+    "to_dlpack": "pass x.to_dlpack(), a capsule",
+    "as_py": "pass x.as_py()",
+    "__array_struct__": "pass numpy.asarray(x), which reads its __array_struct__",
+}
+"""Methods that give an array or numbers, the best one first: what to write where one is there."""
 
 
 def _names_device(text: str) -> bool:

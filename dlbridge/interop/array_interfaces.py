@@ -123,7 +123,12 @@ def from_array_method(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
     """The array that ``__array__`` gives; subclasses of numpy's array keep their masks."""
     import numpy as np
 
-    array = np.asanyarray(x) if copy is not False else _asked_for_no_copy(x)
+    try:
+        array = np.asanyarray(x) if copy is not False else _asked_for_no_copy(x)
+    except unless_handler(TypeError) as exc:
+        empty = getattr(x, "shape", ()) is None  # a dataset of h5py
+        why = "it has no shape and no elements (its shape is None)" if empty else exc
+        raise TypeError(f"the __array__ of {origin_of(x)} gives no array: {why}") from exc
     if isinstance(array, np.ma.MaskedArray):
         raise _has_mask(x, "numpy.asanyarray(x).filled(value)")
     if copy is False and array.size and not np.may_share_memory(array, _asked_for_no_copy(x)):

@@ -6,7 +6,13 @@ would write them. A row of a library that is not installed here is not run.
 
 from __future__ import annotations
 
+import collections
+import importlib.util
+import itertools
 import re
+import warnings
+from collections import UserList
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -267,6 +273,155 @@ def test_the_way_out_of_a_refused_array_leads_out(name, take):
     if hasattr(names.get("x"), "__dlpack__"):
         with pytest.raises((BufferError, TypeError)):
             bridge.from_dlpack(names["x"])
+
+
+def only(name):
+    """An object that nothing but the method *name* leads out of."""
+    return type("Only", (), {name: lambda self: np.ones(3)})()
+
+
+class ByStruct:
+    """An object with ``__array_struct__`` alone."""
+
+    __array_struct__ = np.arange(3.0).__array_struct__
+
+
+METHODS = ["to_numpy", "to_ndarray", "numpy", "toarray", "todense", "to_dense", "to_tensor"]
+NO_TENSORS = {
+    "torch": {
+        "bytes of a storage": (
+            "torch.arange(3.0).untyped_storage()",
+            ["torch.tensor((), dtype=torch.uint8).set_(x)"],
+        ),
+        "a storage of elements": (
+            "torch.storage.TypedStorage([1.5, 2.5], dtype=torch.float64)",
+            ["torch.tensor((), dtype=x.dtype).set_(x)"],
+        ),
+    },
+    "pyarrow": {
+        "a scalar": ("pa.scalar(1.5)", ["x.as_py()"]),
+        "a scalar of lists": ("pa.scalar([1, 2])", ["x.as_py()"]),
+        "sparse": ("pa.SparseCOOTensor.from_dense_numpy(np.eye(2))", ["x.to_tensor()"]),
+        "sparse rows": ("pa.SparseCSRMatrix.from_dense_numpy(np.eye(2))", ["x.to_tensor()"]),
+        "sparse columns": ("pa.SparseCSCMatrix.from_dense_numpy(np.eye(2))", ["x.to_tensor()"]),
+        "sparse tensors": ("pa.SparseCSFTensor.from_dense_numpy(np.eye(2))", ["x.to_tensor()"]),
+    },
+    "cv2": {"memory of OpenCL": ("cv2.UMat(np.eye(2))", ["x.get()"])},
+    "numba.typed": {"a typed list": ("numba.typed.List([1.5, 2.5])", ["list(x)"])},
+    "tables": {
+        "an array of a file": ("in_file(tables).create_array('/', 'a', [1, 2])", ["x.read()"]),
+        "an array of chunks": (
+            "in_file(tables).create_carray('/', 'a', obj=np.ones(3))",
+            ["x.read()"],
+        ),
+        "a column": (
+            "in_file(tables).create_table('/', 'a', np.ones(3, [('b', 'f4')])).cols.b",
+            ["x[:]"],
+        ),
+    },
+    "numpy": {
+        **{f"by {name}": (f"only({name!r})", [f"x.{name}()"]) for name in METHODS},
+        "by to_dlpack": ("capsule_of(np.ones(3))", ["x.to_dlpack()"]),
+        "by a struct": ("ByStruct()", ["numpy.asarray(x)"]),
+        "a sequence": ("collections.deque([1, 2])", ["list(x)"]),
+        "values": ("{'a': 1, 'b': 2}.values()", ["list(x)"]),
+    },
+}
+"""What no interface leads into, as `INCOMING`. Libraries that no environment has are played."""
+
+
+class UMat:
+    """As OpenCV's."""
+
+    def __init__(self, array):
+        self.get = lambda: array
+
+
+UMat.__module__ = "cv2"
+
+
+class Column:
+    """As a column of a table of PyTables: its elements are read when they are asked for."""
+
+    dtype, shape = np.dtype("f4"), (3,)
+
+    def __getitem__(self, key):
+        return np.ones(3)[key]
+
+
+class FileArray(Column):
+    """As an array of PyTables."""
+
+    def read(self):
+        return np.ones(3)
+
+
+PLAYED = {
+    "cv2": {"cv2": SimpleNamespace(UMat=UMat)},
+    "tables": {"tables": None},
+    "numba.typed": {"numba": SimpleNamespace(typed=SimpleNamespace(List=UserList))},
+}
+
+
+numbers = itertools.count()
+
+
+def in_file(tables):
+    """A file in memory that PyTables writes; without it a stand-in."""
+    if tables is None:
+        table = SimpleNamespace(cols=SimpleNamespace(b=Column()))
+        return SimpleNamespace(
+            create_array=lambda *_: FileArray(),
+            create_carray=lambda *_, obj: FileArray(),
+            create_table=lambda *_: table,
+        )
+    name = f"in memory {next(numbers)}"
+    return tables.open_file(name, "w", driver="H5FD_CORE", driver_core_backing_store=0)
+
+
+def capsule_of(array):
+    return type("OnlyCapsule", (), {"to_dlpack": lambda self: array.__dlpack__()})()
+
+
+MISTAKES = {
+    f"{library}, {what}": (library, *row)
+    for library, rows in NO_TENSORS.items()
+    for what, row in rows.items()
+}
+
+
+@pytest.mark.parametrize("take", [bridge.asarray, to_cpu, explained])
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_way_out_of_what_is_no_tensor_leads_out(name, take):
+    """The message names the method that the object has."""
+    library, source, ways = MISTAKES[name]
+    if library in PLAYED and importlib.util.find_spec(library.partition(".")[0]) is None:
+        names = {"np": np, "numpy": np, **PLAYED[library]}
+    else:
+        names = names_for(library)
+    names |= {"only": only, "capsule_of": capsule_of, "in_file": in_file, "ByStruct": ByStruct}
+    names["collections"] = collections
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's: the class of a storage with a type is old
+        x = names["x"] = eval(source, names)
+        with pytest.raises(TypeError, match=r" is not a tensor: ") as told:
+            take(x)
+        for way in ways:
+            assert way in str(told.value)
+            assert bridge.asarray(eval(way, names)).size
+
+
+def test_a_scalar_that_is_null_has_no_number():
+    pa = peer("pyarrow")
+    for scalar in (pa.scalar(None), pa.scalar(None, pa.float32())):
+        with pytest.raises(TypeError, match="it is null"):
+            bridge.asarray(scalar)
+
+
+def test_an_empty_dataspace_has_no_way_out():
+    empty = type("Empty", (), {"__module__": "h5py._hl.base"})
+    with pytest.raises(TypeError, match="neither a shape nor elements"):
+        bridge.asarray(empty())
 
 
 def test_the_way_out_of_safetensors():

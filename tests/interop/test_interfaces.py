@@ -246,3 +246,79 @@ def test_array_interfaces_that_no_memory_has(wrong, match):
                 **{"shape": (4,), "typestr": "<i8", "data": (1 << 20, False), **wrong},
             )
         )
+
+
+REFUSALS = [BufferError("no such type"), NotImplementedError("the other byte order")]
+
+
+@pytest.mark.parametrize("kind", [NoDLPackButInterface, NoDLPackButMethod])
+@pytest.mark.parametrize("error", REFUSALS, ids=["BufferError", "NotImplementedError"])
+def test_an_object_whose_dlpack_fails_is_asked_by_its_other_interface(kind, error):
+    array = np.arange(6, dtype="i2").reshape(2, 3)
+    x = kind(error, array)
+    for t in (bridge.asarray(x), bridge.asarray(x, copy=False), bridge.to_device(x, "cpu")):
+        assert (t.dtype, t.shape) == ("int16", (2, 3))
+        assert np.shares_memory(t.numpy(), array)
+    assert bridge.plan(x, "cpu").nbytes == 0
+    with bridge.trace() as trace:
+        bridge.to_device(x, "cpu")
+    assert trace.nbytes == 0
+
+
+def test_a_copy_by_another_interface_is_said():
+    x = NoDLPackButMethod(BufferError("no such type"), lambda: np.arange(3.0))
+    assert bridge.asarray(x).tolist() == [0, 1, 2]
+    assert bridge.plan(x, "cpu").nbytes == 24
+    with pytest.raises(bridge.ExchangeError, match="copy=False"):
+        bridge.asarray(x, copy=False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("a mask"), RuntimeError("gradients"), bridge.ExchangeError("ours")],
+    ids=["ValueError", "RuntimeError", "ExchangeError"],
+)
+def test_other_errors_of_dlpack_are_final(error):
+    """They may be about the elements, which another interface would give without a word."""
+    with pytest.raises(type(error)) as told:
+        bridge.asarray(NoDLPackButMethod(error, np.ones(3)))
+    assert told.value is error
+
+
+class BytesAlone(NoDLPack, bytearray):
+    """As a plane of PyAV: its buffer has bytes, whatever its elements are."""
+
+    def __init__(self, error):
+        bytearray.__init__(self, 4)
+        self.error = error
+
+
+def test_the_bytes_of_a_buffer_are_not_the_elements_that_dlpack_refused():
+    error = NotImplementedError("the other byte order")
+    with pytest.raises(NotImplementedError) as told:
+        bridge.asarray(BytesAlone(error))
+    assert told.value is error
+    (note,) = told.value.__notes__
+    assert note.endswith("BytesAlone.__dlpack__")
+    assert bridge.asarray(memoryview(BytesAlone(error))).dtype == "uint8"
+
+
+def test_a_described_library_has_refused_for_a_reason():
+    """Its other interfaces are not asked."""
+    cls = type("Array", (NoDLPackButMethod,), {"__module__": "array_api_strict._array_object"})
+    with pytest.raises(BufferError, match="no such type"):
+        bridge.asarray(cls(BufferError("no such type"), np.ones(3)))
+
+
+def test_a_dataset_without_a_shape_is_refused_in_our_words():
+    """As that of ``h5py.Empty``: h5py says "Use () not None as shape arguments"."""
+
+    class Dataset:
+        shape = None
+
+        def __array__(self, dtype=None, copy=None):
+            return np.zeros((*self.shape, 1))
+
+    with pytest.raises(TypeError, match=r"Dataset.* gives no array: it has no shape") as told:
+        bridge.asarray(Dataset())
+    assert isinstance(told.value.__cause__, TypeError)
