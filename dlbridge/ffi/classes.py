@@ -156,6 +156,12 @@ def register_object(type_key: Any = None) -> Any:
     return register
 
 
+def register_own(type_key: str, cls: type[Object]) -> None:
+    """Enter *cls*, which is ours, unless the user has registered a class for the type already."""
+    index = _object_index(type_key)
+    _classes.setdefault(index, _equip(cls, info_of(index)))
+
+
 def _check(cls: Any, info: TypeInfo) -> None:
     """TypeError unless *cls* can be the class of the type's objects."""
     if not isinstance(cls, type) or not issubclass(cls, Object):

@@ -14,7 +14,7 @@ from dlbridge.extending import did_you_mean, public_in, unless_handler
 
 from . import functions
 from ._lib import address, ffi, py
-from .classes import register_object
+from .classes import register_own
 from .errors import raised
 from .frames import ask
 from .functions import Function, check_symbol, described, get_global_func, list_global_func_names
@@ -72,7 +72,6 @@ class ModulePropertyMask(IntFlag):
     COMPILATION_EXPORTABLE = 0b100
 
 
-@register_object("ffi.Module")
 @public_in("dlbridge.ffi")
 class Module(Object):
     """A library of functions: ``module.add_one(x)``.
@@ -364,6 +363,9 @@ class Module(Object):
     def is_compilation_exportable(self) -> bool:
         """Whether the module can be written as source or object code."""
         return ModulePropertyMask.COMPILATION_EXPORTABLE in self.get_property_mask()
+
+
+register_own("ffi.Module", Module)
 
 
 @public_in("dlbridge.ffi")

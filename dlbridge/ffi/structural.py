@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from dlbridge.extending import public_in
 
-from .classes import register_object
+from .classes import register_own
 from .frames import ask
 from .functions import get_global_func
 from .objects import Object, bounded, checked
@@ -149,4 +149,4 @@ class StructuralKey(Object):
 
 
 if "ffi.StructuralKey" in get_registered_type_keys():  # older libraries do without
-    register_object("ffi.StructuralKey")(StructuralKey)
+    register_own("ffi.StructuralKey", StructuralKey)

@@ -211,7 +211,9 @@ def test_a_case_that_works_for_ever_is_a_crash(monkeypatch):
 
     monkeypatch.setattr(worker, "LIMIT", 1)  # no verdict: it never ends
     rule = Rule("X", "it ends", Source.NONE, work)
-    assert worker._in_child(None, rule) == ("crash", "it hangs: no end after 1 s of work")
+    state, said = worker._in_child(None, rule)
+    assert state == "crash"
+    assert said.startswith("it hangs: ")  # on a busy machine it may get no time for a second
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell")

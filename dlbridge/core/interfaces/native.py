@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 @for_guests
-def is_of_backend(cls: type) -> bool:
+def is_of_backend(kind: type) -> bool:
     """Return whether a class belongs to the package of a backend, or to the library it serves.
 
     Parameters
     ----------
-    cls : type
+    kind : type
         Any class. Nothing is loaded to find this out.
 
     Returns
@@ -45,8 +45,8 @@ def is_of_backend(cls: type) -> bool:
     >>> is_of_backend(float)
     False
     """
-    library = library_of(cls)
-    return bool((library is not None and library.backend) or packages_of(cls))
+    library = library_of(kind)
+    return bool((library is not None and library.backend) or packages_of(kind))
 
 
 @for_guests
