@@ -75,6 +75,22 @@ def test_numpys_dtype_of_a_dtype(name):
     assert np.zeros(2, dtype).dtype == dtype.numpy
 
 
+@pytest.mark.parametrize(
+    "name", ["float32", "int8", "bool", "complex128", "bfloat16", "int4", "float8_e5m2"]
+)
+def test_the_name_of_a_dtype_as_jaxtyping_reads_it(name):
+    """``isinstance(t, Float32[bridge.Tensor, "..."])`` asks for ``t.dtype.type.__name__``."""
+    dtype = bridge.empty(4, name).dtype
+    assert dtype.type is dtype.numpy.type
+    assert dtype.type.__name__ == name
+
+
+def test_a_dtype_that_numpy_has_not_has_no_class_of_scalars():
+    """``hasattr`` is right."""
+    with pytest.raises(AttributeError, match="numpy has no vector types"):
+        bridge.dtype("float32x4").type
+
+
 @pytest.mark.parametrize("name", ["int8", "uint16", "int64", "float16", "float32", "float64"])
 def test_arrow_arrays_share_the_memory(name):
     pyarrow = peer("pyarrow")

@@ -18,6 +18,7 @@ from dlbridge.errors import ExchangeError
 from .text import DTYPE_NAMES, Absent, WithAbsentNames, did_you_mean, with_article
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import Iterable
 
     import numpy as np
@@ -282,6 +283,14 @@ class DType(Value, metaclass=WithAbsentNames):
     def dtype(self) -> np.dtype[Any]:
         """The same as `numpy`, under the name that ``numpy.dtype(t.dtype)`` looks for."""
         return self.numpy
+
+    @property
+    def type(self) -> builtins.type[Any]:
+        """The class of numpy's scalars of this type, by whose name jaxtyping knows it."""
+        try:
+            return self.numpy.type
+        except ExchangeError as exc:
+            raise AttributeError(str(exc)) from exc
 
 
 for _foreign, _instead in DTYPE_NAMES.items():

@@ -202,7 +202,7 @@ _NUMPYS = (
 DTYPE_NAMES = _by_name(
     {
         _NUMPYS("dtype"): "kind byteorder char str num names fields subdtype isbuiltin "
-        "hasobject isnative type"
+        "hasobject isnative"
     }
 )
 """A name that numpy's dtypes have -> what to write with ours."""
