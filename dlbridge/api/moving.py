@@ -285,55 +285,51 @@ def asarray(
 def to_device(
     x: ArrayLike,
     device: DeviceLike,
-    *,
     like: Literal["dlbridge"] | None = ...,
     **options: Unpack[ToDeviceOptions],
 ) -> Tensor: ...
 @overload
 def to_device(
-    x: ArrayLike, device: DeviceLike, *, like: Literal["numpy"], **options: Unpack[ToDeviceOptions]
+    x: ArrayLike, device: DeviceLike, like: Literal["numpy"], **options: Unpack[ToDeviceOptions]
 ) -> np.ndarray[Any, Any]: ...
 @overload
 def to_device(
-    x: ArrayLike, device: DeviceLike, *, like: Literal["torch"], **options: Unpack[ToDeviceOptions]
+    x: ArrayLike, device: DeviceLike, like: Literal["torch"], **options: Unpack[ToDeviceOptions]
 ) -> torch.Tensor: ...
 @overload
 def to_device(
-    x: ArrayLike, device: DeviceLike, *, like: Literal["jax"], **options: Unpack[ToDeviceOptions]
+    x: ArrayLike, device: DeviceLike, like: Literal["jax"], **options: Unpack[ToDeviceOptions]
 ) -> jax.Array: ...
 @overload
 def to_device(
     x: ArrayLike,
     device: DeviceLike,
-    *,
     like: Literal["tvm_ffi"],
     **options: Unpack[ToDeviceOptions],
 ) -> tvm_ffi.Tensor: ...
 @overload
 def to_device(
-    x: ArrayLike, device: DeviceLike, *, like: Literal["cupy"], **options: Unpack[ToDeviceOptions]
+    x: ArrayLike, device: DeviceLike, like: Literal["cupy"], **options: Unpack[ToDeviceOptions]
 ) -> cupy.ndarray: ...
 @overload
 def to_device(
     x: ArrayLike,
     device: DeviceLike,
-    *,
     like: Literal["opencl", "pyopencl"],
     **options: Unpack[ToDeviceOptions],
 ) -> pyopencl.array.Array: ...
 @overload
 def to_device(
-    x: ArrayLike, device: DeviceLike, *, like: Literal["vulkan"], **options: Unpack[ToDeviceOptions]
+    x: ArrayLike, device: DeviceLike, like: Literal["vulkan"], **options: Unpack[ToDeviceOptions]
 ) -> VulkanTensor: ...
 @overload
 def to_device(
-    x: ArrayLike, device: DeviceLike, *, like: Literal["webgpu"], **options: Unpack[ToDeviceOptions]
+    x: ArrayLike, device: DeviceLike, like: Literal["webgpu"], **options: Unpack[ToDeviceOptions]
 ) -> WebGPUTensor: ...
 @overload
 def to_device(
     x: ArrayLike,
     device: DeviceLike,
-    *,
     like: type[_Array] | _Array,
     **options: Unpack[ToDeviceOptions],
 ) -> _Array: ...
@@ -341,22 +337,21 @@ def to_device(
 def to_device(
     x: ArrayLike,
     device: DeviceLike,
-    *,
     like: TensorClassModule[_Made] | ArrayClassModule[_Made] | ArrayModule[_Made],
     **options: Unpack[ToDeviceOptions],
 ) -> _Made: ...
 @overload
 def to_device(
-    x: ArrayLike, device: DeviceLike, *, like: str | ModuleType, **options: Unpack[ToDeviceOptions]
+    x: ArrayLike, device: DeviceLike, like: str | ModuleType, **options: Unpack[ToDeviceOptions]
 ) -> Any: ...  # an array of a library that is known by name only
 @public
 def to_device(
     x: Any,
     device: DeviceLike,
+    like: Any = None,
     *,
     copy: bool | None = None,
     stream: StreamLike | None = None,
-    like: Any = None,
     progress: ProgressLike = None,
 ) -> Any:
     """Return any library's tensor on *device*: as a Tensor, or as an array of the library *like*.
@@ -367,16 +362,16 @@ def to_device(
         Everything that `asarray` takes.
     device : DeviceLike
         ``"opencl:0"``, ``"cpu"``, ...; `dlbridge.device` says what is accepted.
-    copy : bool, optional
-        None shares memory where that is possible, True never shares, False
-        never copies.
-    stream : StreamLike, optional
-        The stream of *device* that a copy is queued on; the current one if None.
     like : str, module, array or array type, optional
         ``"numpy"``, ``"torch"``, ``"jax"``, ``"tvm_ffi"``, ``"cupy"``, the name
         of any module with ``from_dlpack``, such a module, or one of its arrays
         or array types; the name of the device's own backend (``"opencl"``) for
         an object of its ecosystem. None: a `Tensor`.
+    copy : bool, optional
+        None shares memory where that is possible, True never shares, False
+        never copies.
+    stream : StreamLike, optional
+        The stream of *device* that a copy is queued on; the current one if None.
     progress : bool or callable, optional
         Called with ``(done, total)`` bytes after each 64 MiB; True shows a bar on a
         terminal and in a notebook for 256 MiB and more. Ctrl-C ends a long copy between
@@ -450,18 +445,12 @@ def way_to_host(tensor: Tensor) -> str:
 
 
 @public
-def plan(
-    x: ArrayLike,
-    device: DeviceLike,
-    *,
-    copy: bool | None = None,
-    like: Any = None,
-) -> Plan:
+def plan(x: ArrayLike, device: DeviceLike, like: Any = None, *, copy: bool | None = None) -> Plan:
     """Return the plan of `to_device` with the same arguments; nothing is moved.
 
     Parameters
     ----------
-    x, device, copy, like
+    x, device, like, copy
         As in `to_device`.
 
     Returns
@@ -499,18 +488,12 @@ def plan(
 
 
 @public
-def explain(
-    x: ArrayLike,
-    device: DeviceLike,
-    *,
-    copy: bool | None = None,
-    like: Any = None,
-) -> str:
+def explain(x: ArrayLike, device: DeviceLike, like: Any = None, *, copy: bool | None = None) -> str:
     """Return the steps that would bring *x* to *device*, the bytes copied, and why, as text.
 
     Parameters
     ----------
-    x, device, copy, like
+    x, device, like, copy
         As in `to_device`.
 
     Returns

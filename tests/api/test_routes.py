@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 from counting_backend import NAME, counting
+from expected import backend_or_skip
 from peers import peer
 
 import dlbridge as bridge
@@ -179,3 +180,19 @@ def test_a_name_is_the_module_that_is_there_now(x, monkeypatch):
     again = _module(monkeypatch, 3)
     module.from_dlpack = again.from_dlpack
     assert [len(way(module)) for way in ways] == [4, 4]
+
+
+@pytest.mark.parametrize("place", ["cpu", "ext_dev:0"])
+def test_the_library_may_be_given_as_the_third_argument(place):
+    """As ``to_device(x, device, "numpy")``, without its name."""
+    backend_or_skip(place.partition(":")[0])
+    x = np.arange(3.0)
+    t = bridge.to_device(x, place)
+    for result in (bridge.to_device(t, "cpu", "numpy"), t.to_device("cpu", "numpy")):
+        assert type(result) is np.ndarray
+        assert result.tolist() == [0, 1, 2]
+    assert type(bridge.to_device(x, place, "dlbridge")) is type(t)
+    assert bridge.plan(t, "cpu", "numpy").steps == bridge.plan(t, "cpu", like="numpy").steps
+    assert bridge.explain(t, "cpu", "numpy") == bridge.explain(t, "cpu", like="numpy")
+    with pytest.raises(TypeError):
+        bridge.to_device(t, "cpu", "numpy", True)

@@ -43,6 +43,8 @@ reveal_type(bridge.to_device(t, "cpu", like=np))  # numpy.ndarray
 reveal_type(bridge.to_device(x, "cpu", like=t))  # dlbridge.Tensor
 reveal_type(bridge.to_device(x, "cpu", like=bridge.Tensor))  # dlbridge.Tensor
 reveal_type(bridge.to_device(x, "cpu", like=bridge.Tensor))  # dlbridge.Tensor
+reveal_type(bridge.to_device(t, "cpu", "numpy"))  # numpy.ndarray
+reveal_type(t.to_device("cpu", "numpy"))  # numpy.ndarray
 reveal_type(t.to_device("cpu", stream=None))  # dlbridge.Tensor
 bridge.copy_(x, t)
 

@@ -133,7 +133,7 @@ class ArrayTensor(NumpyTensor):
     def _dtype(self) -> DType:  # type: ignore[override]  # a slot in Tensor
         return NATIVE_DTYPES[self._array.dtype]
 
-    def numpy(self, *, copy: bool | None = False) -> Array:
+    def numpy(self, copy: bool | None = False, force: bool = False) -> Array:
         """Return a numpy view, or a copy if *copy* is true."""
         return self._array.copy() if copy else self._array[...]
 

@@ -276,7 +276,7 @@ class Tensor(TensorMetadata):
 
     # Out: numpy, Python, pickle -------------------------------------------
 
-    def numpy(self, *, copy: bool | None = False) -> Array:
+    def numpy(self, copy: bool | None = False, force: bool = False) -> Array:
         """Return a numpy array of the elements: by default a view of the same memory.
 
         Parameters
@@ -285,6 +285,8 @@ class Tensor(TensorMetadata):
             False: a view, or an error where the host does not read the device's memory.
             None: a copy where it does not, which is read-only, as a write to it would not
             reach the tensor. True: always a copy.
+        force : bool
+            As torch's: ``t.numpy(force=True)`` is ``t.numpy(copy=None)``.
 
         Returns
         -------
@@ -303,6 +305,8 @@ class Tensor(TensorMetadata):
         array([0., 0., 0.], dtype=float32)
         """
         if not self.device.is_host:
+            if copy is False and force:
+                copy = None
             if copy is False:
                 raise ExchangeError(
                     f"the tensor is on {self.device}, whose memory the host does not read in "
@@ -562,34 +566,33 @@ class Tensor(TensorMetadata):
         self,
         device: DeviceLike,
         /,
-        *,
         like: Literal["dlbridge"] | None = ...,
         **options: Unpack[MoveOptions],
     ) -> Tensor: ...
     @overload
     def to_device(
-        self, device: DeviceLike, /, *, like: Literal["numpy"], **options: Unpack[MoveOptions]
+        self, device: DeviceLike, /, like: Literal["numpy"], **options: Unpack[MoveOptions]
     ) -> Array: ...
     @overload
     def to_device(
-        self, device: DeviceLike, /, *, like: Literal["torch"], **options: Unpack[MoveOptions]
+        self, device: DeviceLike, /, like: Literal["torch"], **options: Unpack[MoveOptions]
     ) -> torch.Tensor: ...
     @overload
     def to_device(
-        self, device: DeviceLike, /, *, like: type[_Array] | _Array, **options: Unpack[MoveOptions]
+        self, device: DeviceLike, /, like: type[_Array] | _Array, **options: Unpack[MoveOptions]
     ) -> _Array: ...
     @overload
     def to_device(
-        self, device: DeviceLike, /, *, like: str | ModuleType, **options: Unpack[MoveOptions]
+        self, device: DeviceLike, /, like: str | ModuleType, **options: Unpack[MoveOptions]
     ) -> Any: ...  # the overloads of `dlbridge.to_device` know more libraries
     def to_device(
         self,
         device: DeviceLike,
         /,
+        like: Any = None,
         # By keyword only for type checkers: CPython 3.11 takes 35 ns more for such defaults.
         stream: StreamLike | None = None,
         copy: bool | None = None,
-        like: Any = None,
     ) -> object:
         """Return the tensor on *device* (array API 2025.12); see `dlbridge.to_device`.
 
@@ -597,10 +600,12 @@ class Tensor(TensorMetadata):
         ----------
         device : DeviceLike
             Where to; `dlbridge.device` says what is accepted.
+        like : str, module, array or array type, optional
+            As in `dlbridge.to_device`; the array API has neither it nor *copy*.
         stream : StreamLike, optional
             The stream of *device* that a copy is queued on.
-        copy, like
-            As in `dlbridge.to_device`; the array API does not have them.
+        copy : bool, optional
+            As in `dlbridge.to_device`.
 
         Returns
         -------

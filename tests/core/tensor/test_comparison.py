@@ -63,6 +63,21 @@ def test_numpy_reads_every_device(tensor):
     np.testing.assert_array_equal(tensor.numpy(copy=None), A)
 
 
+def test_numpy_knows_torchs_keyword(tensor):
+    """``t.numpy(force=True)``, which rerun calls, brings the elements to the host."""
+    array = tensor.numpy(force=True)
+    np.testing.assert_array_equal(array, A)
+    assert array.flags.writeable == tensor.device.is_host
+    copied = tensor.numpy(copy=True, force=True)
+    copied[0, 0] = 7
+    np.testing.assert_array_equal(tensor, A)
+    if tensor.device.is_host:
+        assert np.shares_memory(array, tensor.numpy(force=False))
+    else:
+        with pytest.raises(bridge.ExchangeError):
+            tensor.numpy(force=False)
+
+
 def test_a_copy_that_was_not_asked_for_is_read_only(tensor):
     if tensor.device.name == "cpu":
         np.asarray(tensor)[0, 0] = 7
