@@ -37,8 +37,8 @@ WAITS += [
 ]
 DRIVER_WAITS = ["self.synchronize", "self.driver.wait_for_stream"]
 STREAMS, MEMORY, STAGING = (
-    "test_common_streams.py::",
-    "test_common_memory.py::",
+    "test_common.py::streams::",
+    "test_common.py::memory::",
     "test_staging.py::",
 )
 ORDER = f"{STREAMS}test_wait_orders_a_slow_stream_before_a_fast_one"

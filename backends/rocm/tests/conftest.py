@@ -24,8 +24,21 @@ from suite import (  # noqa: E402
     fixtures,
     rig as rigs,
 )
-from suite.fixtures import *  # noqa: E402, F403  # pytest looks for them here
-from suite.fixtures import backend_or_skip, expected, fits_real_driver  # noqa: E402
+from suite.fixtures import (  # noqa: E402, F401 - for pytest to find
+    backend_or_skip,
+    device,
+    expected,
+    fake,
+    fits_real_driver,
+    kind,
+    mode,
+    older_objects_are_frozen,
+    pace,
+    pinned,
+    pytest_generate_tests,
+    pytest_pycollect_makeitem,
+    two_devices,
+)
 
 rigs.use(RocmRig())
 

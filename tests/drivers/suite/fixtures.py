@@ -1,6 +1,7 @@
-"""Fixtures of the common tests; a backend's conftest imports them all."""
+"""Hooks and fixtures of the common tests; a backend's conftest imports them all."""
 
 import importlib.util
+import inspect
 import sys
 
 import pytest
@@ -28,6 +29,21 @@ def fits_real_driver(item):
     callspec = getattr(item, "callspec", None)
     pace = callspec.params.get("pace") if callspec else None
     return "fake" not in item.fixturenames and pace in (None, PACES[0])
+
+
+class CommonModule(pytest.Module):
+    """A module of the common tests, inside the test module that imports it."""
+
+    def _getobj(self):
+        return getattr(self.parent.obj, self.name)
+
+
+def pytest_pycollect_makeitem(collector, name, obj):
+    """Collect a module of this package as a class is: ``test_common.py::streams::test_...``."""
+    if not inspect.ismodule(obj) or obj.__package__ != __package__:
+        return None
+    nodeid = f"{collector.nodeid}::{name}"  # else that of the file
+    return CommonModule.from_parent(collector, path=collector.path, name=name, nodeid=nodeid)
 
 
 def pytest_generate_tests(metafunc):

@@ -1,3 +1,0 @@
-"""The common tests of `suite.places` on this backend."""
-
-from suite.places import *  # noqa: F403

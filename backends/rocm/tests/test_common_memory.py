@@ -1,3 +1,0 @@
-"""The common tests of `suite.memory` on this backend."""
-
-from suite.memory import *  # noqa: F403
