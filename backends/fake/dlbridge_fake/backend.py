@@ -15,7 +15,7 @@ from dlbridge.protocol import NativeArray, Span
 
 from .memory import DEVICE_NAMES, FakeMemory
 from .shared import SharedMemory
-from .stream import Stream
+from .stream import Stream, current
 from .strided import StridedCopies
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ class Fake(StridedCopies, SharedMemory):
         """The stream of the ``with`` block that this thread is in, else 0."""
         if device_id:
             self.check_device(device_id)
-        stream = Stream.current(device_id)
-        return stream.handle if stream else 0
+        stream: Stream | None = getattr(current, "stream", None)
+        return stream.handle if stream is not None and stream.device_id == device_id else 0
 
     # Optional: SupportsStreams
 

@@ -10,7 +10,6 @@ from weakref import ref
 
 from dlbridge.errors import DeviceLost, ExchangeError
 from dlbridge.kit.resources import recall, remember
-from dlbridge.protocol import PlainAllocation
 
 from .stream import Stream, by_handle
 
@@ -22,15 +21,15 @@ __all__ = ["DEVICE_NAMES", "FakeMemory", "Memory"]
 DEVICE_NAMES = ("zero", "one")
 
 
-class FakeMemory(PlainAllocation):
-    """Some bytes, which Python frees once neither this nor queued work has them."""
+class FakeMemory:
+    """An `Allocation`: some bytes, which Python frees once nobody has this or queued work on it."""
 
-    __slots__ = ("content", "device_id")
+    __slots__ = ("__weakref__", "content", "data", "device_id", "nbytes", "offset", "stream")
 
     def __init__(
         self, data: int, nbytes: int, device_id: int, content: memoryview, stream: int = 0
     ) -> None:
-        super().__init__(data, nbytes, stream)
+        self.data, self.nbytes, self.offset, self.stream = data, nbytes, 0, stream
         self.device_id = device_id
         self.content = content
 

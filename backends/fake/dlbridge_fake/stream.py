@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Queue = SimpleQueue[Callable[[], object] | None]
 
-__all__ = ["Stream", "by_handle"]
+__all__ = ["Stream", "by_handle", "current"]
 
 
 class Stream:
@@ -81,14 +81,14 @@ class Stream:
         That is any thread that does the work of a stream. A destructor may run there, and the
         work that it would wait for may be waiting for this thread.
         """
-        if not getattr(_current, "is_worker", False):
+        if not getattr(current, "is_worker", False):
             self._drain()
 
     @staticmethod
     def finish_ended(handle: int) -> None:
         """The same for a stream that is gone: its thread ends once its work is done."""
         thread = _threads.get(handle)
-        if thread is not None and not getattr(_current, "is_worker", False):
+        if thread is not None and not getattr(current, "is_worker", False):
             thread.join()
 
     def _drain(self) -> None:
@@ -103,19 +103,13 @@ class Stream:
             on.enqueue(done.set)
             self.enqueue(done.get)
 
-    @staticmethod
-    def current(device_id: int) -> Stream | None:
-        """The stream of the ``with`` block that this thread is in, if it is on *device_id*."""
-        stream: Stream | None = getattr(_current, "stream", None)
-        return stream if stream is not None and stream.device_id == device_id else None
-
     def __enter__(self) -> Stream:
-        self._outer.append(getattr(_current, "stream", None))
-        _current.stream = self
+        self._outer.append(getattr(current, "stream", None))
+        current.stream = self
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _current.stream = self._outer.pop()
+        current.stream = self._outer.pop()
 
     def __del__(self) -> None:
         if self._work is not None:
@@ -127,7 +121,8 @@ _HOUR = 3_600_000_000
 
 _CHOICE = f"a number of microseconds, up to {_HOUR} (an hour), such as 1000, or to 0 for no delay"
 
-_current = threading.local()
+current = threading.local()
+"""The `stream` of the ``with`` block that a thread is in; `is_worker` in threads of streams."""
 _handles = itertools.count(0x5AFE_0000_0001)
 by_handle: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
 _threads: weakref.WeakValueDictionary[int, threading.Thread] = weakref.WeakValueDictionary()
@@ -145,7 +140,7 @@ class _Event(SimpleQueue[None]):
 
 
 def _run(queue: Queue, delay: float, errors: deque[Exception]) -> None:
-    _current.is_worker = True
+    current.is_worker = True
     while (work := queue.get()) is not None:
         time.sleep(delay)
         try:
