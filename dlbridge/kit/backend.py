@@ -82,14 +82,14 @@ class StreamBackend(Devices):
         self._rules = rules
         self._memory = memory
         self._events = events
-        self._homes: dict[int, tuple[int, Any]] = ByDevice(self._home_and_place)
+        self._homes: dict[int, tuple[int, Any]] = ByDevice(self._home_and_context)
 
     def device_count(self) -> int:
         """Number of devices."""
         return self._physical
 
     def home(self, device_id: int) -> int:
-        """The device in whose place memory of *device_id* is made; ExchangeError if none."""
+        """The device in whose context memory of *device_id* is made; ExchangeError if none."""
         if not 0 <= device_id < self._physical:
             self.check_device(device_id)
         return device_id
@@ -116,10 +116,10 @@ class StreamBackend(Devices):
         """Write *content* to new memory: only where `content_limit` is more than 0."""
         raise NotImplementedError
 
-    def _home_and_place(self, device_id: int) -> tuple[int, Any]:
-        """The home of a device, and its place; ExchangeError if there is no such device."""
+    def _home_and_context(self, device_id: int) -> tuple[int, Any]:
+        """The home of a device, and its context; ExchangeError if there is no such device."""
         home = self.home(device_id)
-        return home, self.driver.places[home]
+        return home, self.driver.contexts[home]
 
     def trim(self, device_id: int) -> None:
         """Give the driver what is kept of freed memory."""
@@ -139,8 +139,8 @@ class StreamBackend(Devices):
         dlbridge.errors.ExchangeError
             If *stream* is capturing.
         """
-        home, place = self._homes[device_id]
-        self.driver.run(place, self._synchronize, home, stream or self.driver.default_stream)
+        home, context = self._homes[device_id]
+        self.driver.run(context, self._synchronize, home, stream or self.driver.default_stream)
 
     def _synchronize(self, home: int, stream: int) -> None:
         driver, shared = self.driver, stream
@@ -155,12 +155,12 @@ class StreamBackend(Devices):
             driver.wait_for_stream(stream)
             return
         # The work may have been queued by another thread, on its own default stream.
-        place = driver.places[home]
-        event = self._events.record_here(place, shared)
+        context = driver.contexts[home]
+        event = self._events.record_here(context, shared)
         try:
             driver.wait_for_event(event)
         finally:
-            self._events.give_back(place, event)
+            self._events.give_back(context, event)
 
     def wait(self, device_id: int, stream: int, on: int) -> None:
         """Make later work on *stream* wait for the work now on *on*, by an event.
@@ -173,10 +173,10 @@ class StreamBackend(Devices):
         dlbridge.errors.ExchangeError
             If a graph would have to wait for work outside it.
         """
-        driver, (home, place) = self.driver, self._homes[device_id]
+        driver, (home, context) = self.driver, self._homes[device_id]
         stream, on = stream or driver.default_stream, on or driver.default_stream
         if stream != on:
-            driver.run(place, self._wait, home, stream, on)
+            driver.run(context, self._wait, home, stream, on)
 
     def _wait(self, home: int, stream: int, on: int) -> None:
         shared = self.driver.all_threads(on)
@@ -189,9 +189,9 @@ class StreamBackend(Devices):
 
     def _wait_by_event(self, home: int, stream: int, on: int) -> None:
         driver = self.driver
-        place = driver.place_of(on, home)
+        context = driver.context_of(on, home)
         try:
-            event = self._events.record(place, on)
+            event = self._events.record(context, on)
         except WrongDeviceError:  # an old runtime that does not tell a stream's device
             driver.wait_for_stream(on)
             return
@@ -202,7 +202,7 @@ class StreamBackend(Devices):
                 driver.wait_event(stream, event)
         finally:
             # A wait takes the record that it finds; the event may be recorded again at once.
-            self._events.give_back(place, event)
+            self._events.give_back(context, event)
 
     def normalize_stream(self, device_id: int, stream: object) -> int:
         """The handle for what a caller passed as ``stream=``; -1: do not order."""
@@ -296,21 +296,21 @@ class DeviceBackend(StreamBackend):
         self._host_copies = host_copies
 
     def _write(self, home: int, stream: int, content: memoryview, target: int) -> None:
-        """Write *content* to new memory, in the place of *home*."""
+        """Write *content* to new memory, in the context of *home*."""
         driver, from_host = self.driver, self._host_copies.from_host
         what = home, target, address_of(content), content.nbytes, stream
-        place = None if stream == driver.default_stream else driver.place_of(stream, home)
-        if place in (None, driver.places[home]):
+        context = None if stream == driver.default_stream else driver.context_of(stream, home)
+        if context in (None, driver.contexts[home]):
             from_host(*what)
         else:
-            driver.run(place, from_host, *what)
+            driver.run(context, from_host, *what)
         driver.wait_for_stream(stream)
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """The device that *data* is really on; ExchangeError if the label is wrong."""
         home = self.home(device_id)
-        found = checked(self.driver, data, home, self.name, self.kinds)
-        return (found.device_id if found.kind == "device" else device_id), data
+        location = checked(self.driver, data, home, self.name, self.kinds)
+        return (location.device_id if location.kind == "device" else device_id), data
 
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Copy the bytes of *source*, which have been read on return."""
@@ -405,17 +405,17 @@ class DeviceBackend(StreamBackend):
     def _queue(
         self, device_id: int, stream: int, captured: str, work: Callable[..., None], *arguments: Any
     ) -> None:
-        """Call *work*, with the stream as its last argument, in its place, if it may be queued on.
+        """Call *work*, with the stream as last argument, in its context, if it may be queued on.
 
         *captured*: what a graph would do with the host at each replay, where nobody keeps the
         host's memory; it is refused. Such a copy is waited for.
         """
-        driver, (home, place) = self.driver, self._homes[device_id]
+        driver, (home, context) = self.driver, self._homes[device_id]
         on = driver.default_stream
         if stream not in (0, on):
-            on, place = stream, driver.place_of(stream, home)
+            on, context = stream, driver.context_of(stream, home)
         what = on, captured, work, *arguments
-        driver.run(place, self._queue_here, *what, relaxed=bool(captured))
+        driver.run(context, self._queue_here, *what, relaxed=bool(captured))
 
     def _queue_here(
         self, on: int, captured: str, work: Callable[..., None], *arguments: Any
@@ -460,7 +460,7 @@ class HostBackend(StreamBackend):
         return 1
 
     def home(self, device_id: int) -> int:
-        """The GPU in whose place the memory is made."""
+        """The GPU in whose context the memory is made."""
         self.check_device(device_id)
         return self.driver.host_device()
 
@@ -551,17 +551,17 @@ def checked(
     dlbridge.errors.ExchangeError
         If the label is wrong, or the memory cannot be reached from this process.
     """
-    found = driver.locate(address, device_id)
-    if found.kind not in kinds:
+    location = driver.locate(address, device_id)
+    if location.kind not in kinds:
         hint = (
             "; host memory that the GPU can read must be exported as CPU memory"
-            if found.kind == "pageable"
+            if location.kind == "pageable"
             else ""
         )
         raise ExchangeError(
             f"the tensor says that {address:#x} is {label} memory, {driver.memory_api} says it is "
-            f"{found.kind} memory; its exporter mislabels it or has freed it{hint}"
+            f"{location.kind} memory; its exporter mislabels it or has freed it{hint}"
         )
-    if found.refusal:
-        raise ExchangeError(f"{address:#x} {found.refusal}")
-    return found
+    if location.refusal:
+        raise ExchangeError(f"{address:#x} {location.refusal}")
+    return location

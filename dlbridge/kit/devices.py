@@ -59,7 +59,7 @@ class Devices(ABC):
         """
         wanted = name.strip().casefold()
         words = re.compile(rf"(?<!\w){re.escape(wanted)}(?!\w)")
-        known, found, whole = [], [], []
+        known, parts, whole = [], [], []
         for device_id in range(self.device_count()):
             info = self.device_info(device_id)
             if wanted and str(info.get("kind")).casefold() == wanted:
@@ -67,16 +67,16 @@ class Devices(ABC):
             text = " ".join(str(info[key]) for key in _WORDS if key in info)
             known.append(f"{device_id}: {text}")
             if wanted and words.search(f"{text} {text.replace('-', '')}".casefold()):
-                found.append(device_id)
+                parts.append(device_id)
             if str(info["name"]).strip().casefold() == wanted:
                 whole.append(device_id)
-        for matches in (whole, found):
+        for matches in (whole, parts):
             if len(matches) == 1:
                 return matches[0]
-        if found:
-            listed = "; ".join(known[each] for each in found)
+        if parts:
+            listed = "; ".join(known[each] for each in parts)
             raise LookupError(
-                f"{len(found)} {self.name} devices are called {name!r}; write the number: {listed}"
+                f"{len(parts)} {self.name} devices are called {name!r}; write the number: {listed}"
             )
         raise LookupError(
             f"no {self.name} device is called {name!r}; there are {'; '.join(known)} "

@@ -41,7 +41,7 @@ __all__ = [
 T = TypeVar("T")
 
 ALL_STREAMS = -2
-"""Stands for all streams of a place, the destroyed ones too, where an event can be behind them."""
+"""All streams of a context, the destroyed ones too, where an event can be behind them."""
 
 NOT_SUPPORTED, NOT_READY, IMPLICIT, _ALREADY_ENABLED = 801, 600, 906, 704
 """Statuses that are answers; CUDA and HIP have the same numbers."""
@@ -66,8 +66,8 @@ _SIGNATURES = {
     "get_pci": "hii",
     "get_uuid": "hi",
     "get_memory": "Pi",
-    "get_place": "@",  # a pointer to a place
-    "set_place": "p",  # a place
+    "get_context": "@",  # a pointer to a context
+    "set_context": "p",  # a context
     "exchange_capture_mode": "I",
     "can_access_peer": "Iii",
     "enable_peer": "pu",
@@ -178,9 +178,9 @@ class Functions:
     names : Mapping[str, str]
         Function -> its symbol in the library.
     signatures : Mapping[str, str]
-        Function -> a letter of `_LETTERS` for each parameter; ``p`` is a place.
-    place : type
-        The type of a place.
+        Function -> a letter of `_LETTERS` for each parameter; ``p`` is a context.
+    context_type : type
+        The type of a context.
     library : Callable
         Opens the library; called at the first use of a function.
     """
@@ -189,11 +189,11 @@ class Functions:
         self,
         names: Mapping[str, str],
         signatures: Mapping[str, str],
-        place: Any,
+        context_type: Any,
         library: Callable[[], ctypes.CDLL],
     ) -> None:
         self._names, self._signatures, self._library = names, signatures, library
-        self._letters = {**_LETTERS, "p": place, "@": POINTER(place)}
+        self._letters = {**_LETTERS, "p": context_type, "@": POINTER(context_type)}
 
     def __getattr__(self, name: str) -> Any:
         if name not in self._signatures:
@@ -216,8 +216,8 @@ def _lacking(*_: object) -> int:
 class StreamDriver(ABC):
     """One driver: its streams, events and memory.
 
-    A *place* is what an event or an allocation belongs to and what a thread has to be in to make
-    one: a context for CUDA, a device for HIP. Methods that name no place act in the thread's
+    A *context* is what an event or an allocation belongs to and what a thread has to be in to make
+    one: CUDA's context; for HIP, a device. Methods that name no context act in the thread's
     current one (`run`).
     """
 
@@ -229,7 +229,7 @@ class StreamDriver(ABC):
     """The name of its device memory in device strings."""
     default_stream: int
     """The handle for 0, the default stream inside the contract."""
-    place_type: Any = c_int
+    context_type: Any = c_int
     names: Mapping[str, str] = {}
     """Function of `functions` -> its symbol in the library."""
     signatures: Mapping[str, str] = {}
@@ -247,9 +247,9 @@ class StreamDriver(ABC):
         }
         self.table = StatusTable(meanings, self.describe, _FATAL)
         signatures = {**_SIGNATURES, **self.signatures}
-        self.functions: Any = Functions(self.names, signatures, self.place_type, self.library)
+        self.functions: Any = Functions(self.names, signatures, self.context_type, self.library)
         self.devices: dict[int, int] = ByDevice(self.device)
-        self.places: dict[int, Any] = ByDevice(self.place)
+        self.contexts: dict[int, Any] = ByDevice(self.context)
         self.pools: dict[int, int | None] = ByDevice(self.find_pool)
         """The pool of each device; None if it has none."""
         self.known: dict[Hashable, Any] = {}
@@ -301,15 +301,15 @@ class StreamDriver(ABC):
         if codes[-1]:
             self.check(name, codes[-1])
 
-    # Places
+    # Devices and contexts
 
     def attribute(self, device_id: int, name: str) -> int:
         """What a device says; a key of `attributes`."""
         key = device_id, name
-        found = self.known.get(key)
-        if found is None:
-            found = self.known.setdefault(key, self.ask(self.devices[device_id], name))
-        return int(found)
+        value = self.known.get(key)
+        if value is None:
+            value = self.known.setdefault(key, self.ask(self.devices[device_id], name))
+        return int(value)
 
     def ask(self, device: int, name: str) -> int:
         """As `attribute`, asked anew; *device* is the driver's handle."""
@@ -352,12 +352,12 @@ class StreamDriver(ABC):
         """The driver's handle for a device; `devices` keeps it."""
         return device_id
 
-    def place(self, device_id: int) -> Any:
-        """The place of a device; `places` keeps it."""
+    def context(self, device_id: int) -> Any:
+        """The context of a device; `contexts` keeps it."""
         return device_id
 
-    def run(self, place: Any, work: Callable[..., T], *arguments: Any, relaxed: bool = True) -> T:
-        """Call *work* in *place*, relaxed; the thread's own place and mode are back after it.
+    def run(self, context: Any, work: Callable[..., T], *arguments: Any, relaxed: bool = True) -> T:
+        """Call *work* in *context*, relaxed; the thread's own context and mode are back after it.
 
         Not *relaxed* is work that only queues copies and fills, which the mode does not concern.
 
@@ -368,17 +368,17 @@ class StreamDriver(ABC):
         It is no context manager: an exception could skip the exit of one that is written in
         Python, and the thread's later calls, the user's and ours, would mean another device.
         """
-        functions, cell, mode = self.functions, self.place_type(), c_int(_RELAXED)
-        code = functions.get_place(cell)
+        functions, cell, mode = self.functions, self.context_type(), c_int(_RELAXED)
+        code = functions.get_context(cell)
         if code:
-            self.check("get_place", code)
+            self.check("get_context", code)
         own = cell.value
         try:
             try:
-                if own != place:
-                    code = functions.set_place(place)
+                if own != context:
+                    code = functions.set_context(context)
                     if code:
-                        self.check("set_place", code)
+                        self.check("set_context", code)
                 if relaxed:
                     code = functions.exchange_capture_mode(mode)  # now it holds the old mode
                     if code:
@@ -386,8 +386,8 @@ class StreamDriver(ABC):
                 result = work(*arguments)
                 if mode.value != _RELAXED:
                     functions.exchange_capture_mode(mode)
-                if own != place:
-                    functions.set_place(own)
+                if own != context:
+                    functions.set_context(own)
                 return result
             except BaseException:
                 self._leave(own, mode)
@@ -400,22 +400,22 @@ class StreamDriver(ABC):
         """Put back what is not back yet."""
         if mode.value != _RELAXED:
             self.functions.exchange_capture_mode(mode)  # now it holds `_RELAXED` again
-        self.functions.set_place(own)
+        self.functions.set_context(own)
 
-    def place_of(self, stream: int, device_id: int) -> Any:
-        """The place of *stream*; default streams are those of *device_id*."""
-        return self.places[device_id]
+    def context_of(self, stream: int, device_id: int) -> Any:
+        """The context of *stream*; default streams are those of *device_id*."""
+        return self.contexts[device_id]
 
     def stream_device(self, stream: int, device_id: int) -> int | None:
-        """The device in whose place *stream* is; None: a place of somebody's own."""
+        """The device in whose context *stream* is; None: a context of somebody's own."""
         return device_id
 
-    def is_lasting(self, place: Any) -> bool:
-        """Whether *place* stays until the process ends, so that its events can be kept."""
+    def is_lasting(self, context: Any) -> bool:
+        """Whether *context* stays until the process ends, so that its events can be kept."""
         return True
 
     def host_device(self) -> int:
-        """The device in whose place pinned memory is made; always the same one."""
+        """The device in whose context pinned memory is made; always the same one."""
         return 0
 
     # Streams
@@ -451,11 +451,11 @@ class StreamDriver(ABC):
         return stream
 
     def stand_in(self, stream: int, device_id: int) -> tuple[int, Any]:
-        """What an event is recorded on, later, to be behind the work on *stream*; and its place.
+        """What an event is recorded on, later, to be behind work on *stream*; and its context.
 
         The stream exists now, and may be destroyed before.
         """
-        return ALL_STREAMS, self.place_of(stream, device_id)
+        return ALL_STREAMS, self.context_of(stream, device_id)
 
     def note_capture(self, stream: int) -> None:
         """Remember whether *stream*, which exists, captures."""
@@ -487,13 +487,13 @@ class StreamDriver(ABC):
         return not code
 
     def wait_for_device(self) -> None:
-        """Block until all work in this place is done. It may end captures."""
+        """Block until all work in this context is done. It may end captures."""
         self.call("wait_for_device")
 
     # Events
 
     def create_event(self) -> int:
-        """A new event without timing, in this place."""
+        """A new event without timing, in this context."""
         return self.answer("create_event", c_uint64(), _DISABLE_TIMING)
 
     def destroy_event(self, event: Any) -> None:
@@ -510,7 +510,7 @@ class StreamDriver(ABC):
             self.check("record_event", code)
 
     def record_all(self, event: Any) -> None:
-        """Let *event* mean all work in this place; `StreamGoneError` if the driver has no such."""
+        """Let *event* mean all work in this context; `StreamGoneError` if there is no such."""
         raise StreamGoneError(f"{self.api} has no event behind all streams")
 
     def wait_event(self, stream: int, event: Any) -> None:
@@ -542,13 +542,13 @@ class StreamDriver(ABC):
     # Memory
 
     def room(self) -> tuple[int, int]:
-        """Free and total bytes of the device of this place."""
+        """Free and total bytes of the device of this context."""
         free, total = c_uint64(), c_uint64()
         self.call("get_room", free, total)
         return free.value, total.value
 
     def allocate(self, nbytes: int, cell: c_uint64) -> None:
-        """Device memory in this place, outside any pool."""
+        """Device memory in this context, outside any pool."""
         self.answer("allocate", cell, nbytes)
 
     def free(self, pointer: int, codes: list[int]) -> None:
@@ -571,7 +571,7 @@ class StreamDriver(ABC):
             self.forget_error()
             return None
         self.check("get_pool", code)
-        self.run(self.places[device_id], self._keep, cell.value, limit)
+        self.run(self.contexts[device_id], self._keep, cell.value, limit)
         return cell.value
 
     def _keep(self, pool: int, limit: int) -> None:
@@ -635,7 +635,7 @@ class StreamDriver(ABC):
         """Whether the device reads host page tables, so that staging is a loss."""
         return False
 
-    # Copies, on a stream of this place
+    # Copies, on a stream of this context
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Queue a copy; the driver finds out where both sides live."""
@@ -662,17 +662,17 @@ class StreamDriver(ABC):
         if (device_id, source_id) not in self.known:
             self._let_see(device_id, source_id)
             self.known.setdefault((device_id, source_id), True)
-        there, here = self.places[device_id], self.places[source_id]
+        there, here = self.contexts[device_id], self.contexts[source_id]
         self.call("copy_peer", target, there, source, here, nbytes, stream)
 
     def _let_see(self, device_id: int, source_id: int) -> None:
         """Let *device_id* read memory of *source_id*, pool memory too; no harm if it cannot."""
         devices = self.devices[device_id], self.devices[source_id]
         if self.answer("can_access_peer", c_int(), *devices):
-            self.run(self.places[device_id], self._enable_peer, device_id, source_id)
+            self.run(self.contexts[device_id], self._enable_peer, device_id, source_id)
 
     def _enable_peer(self, device_id: int, source_id: int) -> None:
-        code = self.functions.enable_peer(self.places[source_id], 0)
+        code = self.functions.enable_peer(self.contexts[source_id], 0)
         if code:
             self.forget_error()
         pool = self.pools[source_id]

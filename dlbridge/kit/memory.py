@@ -58,7 +58,7 @@ class DriverMemory:
         self.codes: list[int] = []
         """The statuses of the driver's calls that take it back, where 0 is success in every API."""
         self.events: list[tuple[Hashable, Any, tuple[Consumer, object]]] = []
-        """The place of each event behind the work of another consumer, the event, the consumer."""
+        """The context of each event behind work of another consumer, the event, the consumer."""
 
 
 class Memory(ABC):
@@ -140,7 +140,7 @@ class Memory(ABC):
             Is called in place of `obtain`, and of `obtain_after_trim`.
         write : Callable, optional
             Writes the content to the address that it is given, on *stream*; the thread is in the
-            place of the device.
+            context of the device.
 
         Raises
         ------
@@ -151,7 +151,9 @@ class Memory(ABC):
         """
         driver, memory = self.driver, DriverMemory(device_id, stream, self.consumers.latest)
         made = AllocationOwner(self.resources, memory)
-        driver.run(driver.places[device_id], self._obtain, memory, nbytes, alignment, obtain, write)
+        driver.run(
+            driver.contexts[device_id], self._obtain, memory, nbytes, alignment, obtain, write
+        )
         made.data, made.nbytes = memory.cell.value, nbytes
         if made.data % alignment:  # 256 is what drivers give without being asked
             del made, memory
@@ -159,13 +161,13 @@ class Memory(ABC):
             made.data += -made.data % alignment
             made.nbytes = nbytes
             if write is not None:
-                driver.run(driver.places[device_id], write, made.data)
+                driver.run(driver.contexts[device_id], write, made.data)
         return made
 
     def _obtain(
         self, memory: DriverMemory, nbytes: int, alignment: int, obtain: Any, write: Any
     ) -> None:
-        """Fill the cell of *memory*, in its place; and the memory, if it is aligned."""
+        """Fill the cell of *memory*, in its context; and the memory, if it is aligned."""
         driver, device_id, stream = self.driver, memory.device_id, memory.stream
         if stream != driver.default_stream:
             driver.require_stream(stream, device_id)
@@ -222,13 +224,13 @@ class Memory(ABC):
         driver = self.driver
         try:
             return driver.run(
-                driver.places[memory.device_id], self._free, memory, wait or memory.must_wait
+                driver.contexts[memory.device_id], self._free, memory, wait or memory.must_wait
             )
         except Error as exc:  # the memory is lost
             self._report(memory.pointer, str(exc))  # its text: a record must not keep frames
             with suppress(Error):
-                for place, event, _ in memory.events:
-                    self.events.give_back(place, event)
+                for context, event, _ in memory.events:
+                    self.events.give_back(context, event)
             return True
 
     def _free(self, memory: DriverMemory, wait: bool) -> bool:
@@ -262,19 +264,19 @@ class Memory(ABC):
     def _begin(self, memory: DriverMemory) -> list[tuple[Consumer, object]]:
         """Find out which streams may still use the memory."""
         driver, stream, device_id = self.driver, memory.stream, memory.device_id
-        found: list[tuple[Consumer, object]] = []
+        uses: list[tuple[Consumer, object]] = []
         if stream in (0, driver.default_stream):
             stream = driver.default_stream
         elif driver.exists(stream, device_id):
             stream = driver.all_threads(stream)  # this may be another thread
         else:
-            found.append((Consumer(ALL_STREAMS, device_id), None))
+            uses.append((Consumer(ALL_STREAMS, device_id), None))
             stream = driver.default_stream
         if self.consumers.latest > memory.born:
-            found += self.consumers.uses(device_id, memory.born, stream)
+            uses += self.consumers.uses(device_id, memory.born, stream)
         memory.stream = stream
-        memory.consumers = found
-        return found
+        memory.consumers = uses
+        return uses
 
     def _put_off(self, memory: DriverMemory) -> None:
         """Keep its stream, or free on the default one, which stays."""
@@ -300,7 +302,7 @@ class Memory(ABC):
         driver, stream = self.driver, self.driver.default_stream
         self.settle()
         if device_id in self._used:
-            driver.run(driver.places[device_id], self._trim, device_id, stream)
+            driver.run(driver.contexts[device_id], self._trim, device_id, stream)
 
     def _trim(self, device_id: int, stream: int) -> None:
         refuse_disturbing(self.driver, stream)
@@ -313,23 +315,23 @@ class Memory(ABC):
         """
         driver, consumers = self.driver, memory.consumers
         while consumers:
-            _, home, place = consumers[-1][0]
-            place = driver.places[home] if place is None else place
-            if not driver.run(place, self._record, memory, consumers[-1], wait):
+            _, home, context = consumers[-1][0]
+            context = driver.contexts[home] if context is None else context
+            if not driver.run(context, self._record, memory, consumers[-1], wait):
                 return False
             consumers.pop()
         return True
 
     def _record(self, memory: DriverMemory, consumer: tuple[Consumer, object], wait: bool) -> bool:
-        """Put an event behind the work of a consumer of *memory*, in its place."""
-        driver, (stream, home, place) = self.driver, consumer[0]
+        """Put an event behind the work of a consumer of *memory*, in its context."""
+        driver, (stream, home, context) = self.driver, consumer[0]
         can_end = wait and stream == ALL_STREAMS
         if not can_end and driver.stream_state(stream) is not _RUNS:
             return False
         try:
-            if place is None:
-                place = driver.place_of(stream, home)
-            memory.events.append((place, self.events.record(place, stream), consumer))
+            if context is None:
+                context = driver.context_of(stream, home)
+            memory.events.append((context, self.events.record(context, stream), consumer))
         except StreamGoneError:  # no event can be behind its work, which may still run
             driver.wait_for_device()
             return True
@@ -344,7 +346,7 @@ class Memory(ABC):
         """Whether the free may be made behind the events of *memory*, which are given back."""
         driver = self.driver
         while memory.events:
-            place, event, consumer = memory.events[-1]
+            context, event, consumer = memory.events[-1]
             if wait or not (self.polls and driver.polls_events):
                 with suppress(StreamGoneError):  # then `release` waits for everything
                     driver.wait_event(memory.stream, event)
@@ -355,7 +357,7 @@ class Memory(ABC):
                 except CaptureError:  # it was taken by a capture, and stands for nothing
                     memory.consumers = [*(memory.consumers or ()), consumer]
             memory.events.pop()
-            self.events.give_back(place, event)
+            self.events.give_back(context, event)
         return not memory.consumers
 
     def _report(self, pointer: int, why: str) -> None:
@@ -439,10 +441,10 @@ class PoolMemory(Memory):
         if stream != default and driver.stream_state(default) is StreamState.RUNS:
             self._remember(device_id, default)  # most frees are on it, and leave no event
         for key in [key for key in list(self._last_frees) if key[0] == device_id]:
-            place, event = self._last_frees.pop(key, (None, None))
+            context, event = self._last_frees.pop(key, (None, None))
             if event is not None:
                 driver.wait_event(stream, event)
-                self.events.give_back(place, event)
+                self.events.give_back(context, event)
         super().trim(device_id, stream)
         pool = driver.pools[device_id]
         if pool is not None:
@@ -454,16 +456,16 @@ class PoolMemory(Memory):
             last = self._last_frees.pop((device_id, stream), None)
             if last is not None:
                 self.events.give_back(*last)
-            place = self.driver.place_of(stream, device_id)
-            last = place, self.events.record(place, stream)
+            context = self.driver.context_of(stream, device_id)
+            last = context, self.events.record(context, stream)
             kept = self._last_frees.setdefault((device_id, stream), last)
             if kept is not last:  # another thread's free was faster
                 self.events.give_back(*last)
             if len(self._last_frees) > FREES_KEPT:
                 oldest = next(iter(list(self._last_frees)))
-                place, event = self._last_frees.pop(oldest, (None, None))
+                context, event = self._last_frees.pop(oldest, (None, None))
                 if event is not None:
-                    self.events.give_back(place, event)
+                    self.events.give_back(context, event)
         except Error as exc:  # the free itself is queued
             _log.warning("a free of %s memory will not be waited for: %s", self.name, str(exc))
 
@@ -584,7 +586,7 @@ class PinnedMemory(Memory):
             self._pages.add(pages)
             try:
                 lock = driver.lock_pages, device_id, address, nbytes, readonly, pages.locked
-                driver.run(driver.places[device_id], *lock)
+                driver.run(driver.contexts[device_id], *lock)
             except Error as exc:
                 del made  # now, and not with the frames that the exception keeps
                 if pages.locked and pages.locked[-1] in driver.cannot_lock:

@@ -36,7 +36,7 @@ __all__ = [
 
 
 class EventPool:
-    """Unused events of each place. Safe from any thread and from finalizers.
+    """Unused events of each context. Safe from any thread and from finalizers.
 
     Parameters
     ----------
@@ -48,13 +48,13 @@ class EventPool:
         self._driver = driver
         self._unused: dict[Hashable, list[Any]] = {}  # list methods are atomic
 
-    def record(self, place: Hashable, stream: int) -> Any:
+    def record(self, context: Hashable, stream: int) -> Any:
         """Record an event on *stream*; `give_back` it after use.
 
         Parameters
         ----------
-        place : Hashable
-            The place of *stream* (`StreamDriver.place_of`).
+        context : Hashable
+            The context of *stream* (`StreamDriver.context_of`).
         stream : int
             Its handle.
 
@@ -63,53 +63,53 @@ class EventPool:
         Any
             The event. It means the work that is on *stream* now.
         """
-        return self._driver.run(place, self.record_here, place, stream)
+        return self._driver.run(context, self.record_here, context, stream)
 
-    def record_here(self, place: Hashable, stream: int) -> Any:
-        """As `record`, in *place*."""
+    def record_here(self, context: Hashable, stream: int) -> Any:
+        """As `record`, in *context*."""
         try:
-            event = self._unused[place].pop()
+            event = self._unused[context].pop()
         except (KeyError, IndexError):
             event = self._driver.create_event()
         try:
             self._driver.record_event(event, stream)
         except BaseException:
-            self.give_back(place, event)
+            self.give_back(context, event)
             raise
         return event
 
-    def give_back(self, place: Hashable, event: Any) -> None:
-        """Keep *event* for the next use, if its place stays.
+    def give_back(self, context: Hashable, event: Any) -> None:
+        """Keep *event* for the next use, if its context stays.
 
-        Another place may be destroyed and its handle given to the next one; an event of it is
+        Another context may be destroyed and its handle given to the next one; an event of it is
         destroyed at once, which the driver does when the work that names it is done.
         """
-        unused = self._unused.get(place)
+        unused = self._unused.get(context)
         if unused is None:
             try:
-                if not self._driver.run(place, self._can_keep, place, event):
+                if not self._driver.run(context, self._can_keep, context, event):
                     return
-            except Error:  # the place was destroyed, and the event with it
+            except Error:  # the context was destroyed, and the event with it
                 return
-            unused = self._unused.setdefault(place, [])
+            unused = self._unused.setdefault(context, [])
         unused.append(event)
 
-    def _can_keep(self, place: Hashable, event: Any) -> bool:
-        if self._driver.is_lasting(place):
+    def _can_keep(self, context: Hashable, event: Any) -> bool:
+        if self._driver.is_lasting(context):
             return True
         self._driver.destroy_event(event)
         return False
 
-    def count(self, place: Hashable) -> int:
-        """Number of unused events of *place*."""
-        return len(self._unused.get(place, ()))
+    def count(self, context: Hashable) -> int:
+        """Number of unused events of *context*."""
+        return len(self._unused.get(context, ()))
 
     def clear(self) -> None:
         """Destroy all unused events."""
-        for place in list(self._unused):
-            events = self._unused.pop(place, [])
+        for context in list(self._unused):
+            events = self._unused.pop(context, [])
             while events:
-                self._driver.run(place, self._driver.destroy_event, events.pop())
+                self._driver.run(context, self._driver.destroy_event, events.pop())
 
 
 # Capture ------------------------------------------------------------------------------
@@ -204,8 +204,8 @@ class Consumer(NamedTuple):
     """A handle, or `driver.ALL_STREAMS`."""
     home: int
     """The device whose default stream it is, if it is one."""
-    place: Any = None
-    """Its place; if None, where the driver says that the stream is."""
+    context: Any = None
+    """Its context; if None, where the driver says that the stream is."""
 
 
 def consumer_of(driver: StreamDriver, stream: int, home: int) -> tuple[Consumer, object]:
@@ -224,8 +224,8 @@ def consumer_of(driver: StreamDriver, stream: int, home: int) -> tuple[Consumer,
 
 
 def _stand_in(driver: StreamDriver, stream: int, home: int) -> tuple[int, int, Any]:
-    stands, place = driver.stand_in(stream, home)
-    return stands, home, None if place == driver.places[home] else place
+    stands, context = driver.stand_in(stream, home)
+    return stands, home, None if context == driver.contexts[home] else context
 
 
 class Consumers:
@@ -257,7 +257,7 @@ class Consumers:
         device_id : int
             The memory's device.
         stream : int
-            A stream that exists; the thread is in a place of the driver.
+            A stream that exists; the thread is in a context of the driver.
         home : int
             The device whose default stream it is, if it is one.
         """

@@ -33,7 +33,7 @@ def copy_region(
     max_pitch: int,
     stream: int,
 ) -> None:
-    """Queue a copy of *shape* runs of *run_nbytes* bytes, in this place.
+    """Queue a copy of *shape* runs of *run_nbytes* bytes, in this context.
 
     One call where the strides form a pitched rectangle or a box; else one call for each slice of
     the shortest dimension, and for each run where runs overlap or lie too far apart.

@@ -9,7 +9,7 @@ A copy may be cut off by an exception anywhere. No lock of Python's is waited fo
 signal handler may copy as well. Each step of a helper that must not be done twice, or left half
 done, is one call of a function in C.
 
-Which copies are staged was measured. The thread is in the stream's place, and the stream is not
+Which copies are staged was measured. The thread is in the stream's context, and the stream is not
 capturing.
 """
 
@@ -230,7 +230,7 @@ class Ring(Owner[_Chunks]):
     rings : Resources
         Those of its device.
     driver : StreamDriver
-        The driver; the thread is in the device's place.
+        The driver; the thread is in the device's context.
     plan : Plan
         How many chunks, and how large.
     """
@@ -285,7 +285,7 @@ class Stager:
         """Copy host bytes at *source* to *target*, in the order of *stream*.
 
         *source* has been read on return; the last chunks may still be moving.
-        It is called by `StreamDriver.run`, in the device's place.
+        It is called by `StreamDriver.run`, in the device's context.
 
         Copies never wait for one another's ring: one of them may stand in a
         stream behind work that waits for the other.
@@ -311,7 +311,7 @@ class Stager:
             home.extend(held)  # its events tell the next user which DMA still runs
 
     def close(self) -> None:
-        """Give everything back; no copy runs, and the thread is in the device's place."""
+        """Give everything back; no copy runs, and the thread is in the device's context."""
         self._idle.clear()
         self._unknown.clear()
         self._helpers.close()
@@ -325,7 +325,7 @@ class Stager:
     def _give_back(self, chunks: _Chunks) -> bool:
         """Free what a ring had, which no DMA uses any more."""
         with suppress(Error):
-            self._driver.run(self._driver.places[self._device_id], self._free, chunks)
+            self._driver.run(self._driver.contexts[self._device_id], self._free, chunks)
         return True
 
     def _free(self, chunks: _Chunks) -> None:
@@ -452,5 +452,5 @@ class StagedCopies(HostCopies):
 
     def stager(self, device_id: int) -> Stager:
         """The stager for streams of a device."""
-        found = self._stagers.get(device_id)
-        return found or self._stagers.setdefault(device_id, Stager(self.driver, device_id))
+        stager = self._stagers.get(device_id)
+        return stager or self._stagers.setdefault(device_id, Stager(self.driver, device_id))

@@ -126,9 +126,9 @@ def owner(stream: int, device_id: int) -> object:
         module = sys.modules.get(name)
         # Another library's trouble is no reason to refuse: the stream counts as unknown.
         with suppress(Exception):
-            found = module and ask(module, stream, device_id)
-            if found:
-                return found
+            answer = module and ask(module, stream, device_id)
+            if answer:
+                return answer
     return None
 
 

@@ -87,7 +87,7 @@ def context():
     """The primary context of ``cuda:0``, for calls of the driver's own."""
     from dlbridge_cuda.gpu import gpu
 
-    call("cuCtxPushCurrent", gpu.places[0])
+    call("cuCtxPushCurrent", gpu.contexts[0])
     try:
         yield
     finally:

@@ -38,7 +38,7 @@ class Two(Devices, HostViews):
 
 
 @pytest.mark.parametrize(
-    ("word", "found"),
+    ("word", "number"),
     [
         ("gpu", 1),
         ("first", 0),
@@ -50,9 +50,9 @@ class Two(Devices, HostViews):
         ("one", 2),
     ],
 )
-def test_devices_are_found_by_what_is_known_of_them(word, found):
+def test_devices_are_found_by_what_is_known_of_them(word, number):
     assert isinstance(Two(), SupportsDeviceInfo)
-    assert Two().find_device(word) == found
+    assert Two().find_device(word) == number
 
 
 def test_a_name_that_no_device_has():
@@ -123,7 +123,7 @@ def test_an_event_of_a_place_that_was_destroyed():
     """The error of giving it back stopped the allocation that had waited for it."""
 
     class Gone:
-        def run(self, place, work, *arguments):
-            raise DeviceError(f"{place} was destroyed")
+        def run(self, context, work, *arguments):
+            raise DeviceError(f"{context} was destroyed")
 
     EventPool(Gone()).give_back("a context", "an event")

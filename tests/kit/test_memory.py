@@ -33,7 +33,7 @@ class Driver(StreamDriver):
     """Memory is addresses, and streams are handles, whose work is always done."""
 
     api, memory_api, device_name, default_stream = "SIM", "the SIM driver", "sim", 1
-    places, pools = {0: 0, 1: 1}, {0: "pool", 1: "pool"}
+    contexts, pools = {0: 0, 1: 1}, {0: "pool", 1: "pool"}
 
     def __init__(self):
         self.table = StatusTable({}, str)
@@ -58,10 +58,10 @@ class Driver(StreamDriver):
         """Its library drops the object that keeps it."""
         del self.owners[stream]
 
-    def run(self, place, work, *arguments):
+    def run(self, context, work, *arguments):
         return work(*arguments)
 
-    def place_of(self, stream, device_id):
+    def context_of(self, stream, device_id):
         assert stream in self.streams
         return device_id
 

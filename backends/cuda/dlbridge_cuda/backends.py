@@ -68,11 +68,11 @@ class CUDA(DeviceBackend):
 
     def export_memory(self, device_id: int, data: int) -> ExportedMemory:
         """A file descriptor for memory that was made so that it can be exported."""
-        found = self._device_memory.find(data)
-        if found is None:
+        memory = self._device_memory.find(data)
+        if memory is None:
             refusal = self.memory_export_refusal(device_id, data)
             raise ExchangeError(f"the memory at {data:#x} cannot be exported: {refusal}")
-        return self._device_memory.export_memory(found, data)
+        return self._device_memory.export_memory(memory, data)
 
     def memory_import_refusal(self, device_id: int) -> str:
         """Empty: the driver is asked by the import itself."""

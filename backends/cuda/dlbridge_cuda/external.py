@@ -47,7 +47,7 @@ class DeviceMemory(PoolMemory):
         self.settle()
         parts = _OfCUDA() if memory.driver == CUDA else _OfOthers()
         given = made.resource, parts, parts.open, device_id, memory
-        driver.run(driver.places[device_id], self._make, *given)
+        driver.run(driver.contexts[device_id], self._make, *given)
         made.resource.must_wait = memory.driver != CUDA
         made.data, made.nbytes = made.resource.pointer, memory.nbytes - memory.offset
         made.offset = memory.offset
@@ -79,7 +79,7 @@ class DeviceMemory(PoolMemory):
         parts, offset = memory.parts, data - memory.pointer
         codes: list[int] = []
         export = "export", codes, addressof(owner.resource), parts.handle.value, _FILE, 0
-        driver.run(driver.places[memory.device_id], driver.note, *export)
+        driver.run(driver.contexts[memory.device_id], driver.note, *export)
         return ExportedMemory(owner.resource.value, parts.nbytes, offset, CUDA, owner)
 
     def _make(

@@ -34,7 +34,7 @@ _HOST, _UNIFIED = 1, 4  # CUmemorytype of a side of a copy
 
 
 class GPU(StreamDriver):
-    """The driver API; a place is a context.
+    """The driver API.
 
     Contexts are the primary ones, which torch, cupy and every CUDA runtime use too. Each is
     retained once and kept until the process ends: memory of other libraries lives in it. A
@@ -45,7 +45,7 @@ class GPU(StreamDriver):
     memory_api = "the CUDA driver"
     device_name = "cuda"
     default_stream = LEGACY
-    place_type = c_uint64
+    context_type = c_uint64
     names, signatures, attributes = driver.NAMES, driver.SIGNATURES, driver.ATTRIBUTES
     library = staticmethod(driver.library)
     has_boxes = True
@@ -58,10 +58,10 @@ class GPU(StreamDriver):
     def device_count(self) -> int:
         """Opens the driver. No library, an old one and no device are one error."""
         if not self._count:
-            found = self.version()
-            if found < driver.MINIMUM_VERSION:
+            version = self.version()
+            if version < driver.MINIMUM_VERSION:
                 raise BackendUnavailable(
-                    f"the CUDA driver is too old: it speaks CUDA {_text(found)}, "
+                    f"the CUDA driver is too old: it speaks CUDA {_text(version)}, "
                     f"dlbridge-cuda needs {_text(driver.MINIMUM_VERSION)}; update NVIDIA's driver"
                 )
             code = self.functions.init(0)
@@ -76,14 +76,14 @@ class GPU(StreamDriver):
 
     def version(self) -> int:
         """1000 * major + 10 * minor of the CUDA that the driver speaks."""
-        found = c_int()
-        code = self.functions.version(found)
+        number = c_int()
+        code = self.functions.version(number)
         if code:
             raise BackendUnavailable(
                 "the CUDA driver does not say its version: cuDriverGetVersion gave "
                 f"{self.describe(code)}"
             )
-        return found.value
+        return number.value
 
     def version_text(self) -> str:
         return f"CUDA {_text(self.version())}"
@@ -96,43 +96,43 @@ class GPU(StreamDriver):
         said = [(each.value or b"").decode("utf-8", "replace") for each in (name, words)]
         return f"{said[0] or 'an unknown status'} ({code})" + (f": {said[1]}" if said[1] else "")
 
-    # Places
+    # Devices and contexts
 
     def device_info(self, device_id: int) -> dict[str, object]:
         reads = bool(self.reads_pageable(device_id))
         return {**super().device_info(device_id), "reads_host_page_tables": reads}
 
     def uuid_text(self, raw: bytes, name: str) -> str:
-        found = super().uuid_text(raw, name)
+        text = super().uuid_text(raw, name)
         # A slice has a UUID of its own, so written.
-        return found.replace("GPU", "MIG", 1) if " MIG " in name else found
+        return text.replace("GPU", "MIG", 1) if " MIG " in name else text
 
     def device(self, device_id: int) -> int:
         return self.answer("get_device", c_int(), device_id)
 
-    def place(self, device_id: int) -> int:
+    def context(self, device_id: int) -> int:
         return self.answer("retain", c_uint64(), self.devices[device_id])
 
     def current(self) -> int:
         """The context of this thread; 0 if there is none."""
-        return self.answer("get_place", c_uint64())
+        return self.answer("get_context", c_uint64())
 
-    def place_of(self, stream: int, device_id: int) -> int:
+    def context_of(self, stream: int, device_id: int) -> int:
         if stream <= PER_THREAD:
-            return int(self.places[device_id])
+            return int(self.contexts[device_id])
         context = c_uint64()
-        self.call("get_stream_place", stream, context)
+        self.call("get_stream_context", stream, context)
         return context.value
 
     def stream_device(self, stream: int, device_id: int) -> int | None:
-        context = self.place_of(stream, device_id)
-        if context == self.places[device_id]:
+        context = self.context_of(stream, device_id)
+        if context == self.contexts[device_id]:
             return device_id
-        found = self.run(context, self.answer, "get_place_device", c_int())
-        return found if context == self.places[found] else None
+        own = self.run(context, self.answer, "get_context_device", c_int())
+        return own if context == self.contexts[own] else None
 
-    def is_lasting(self, place: Any) -> bool:
-        return bool(self.places[self.answer("get_place_device", c_int())] == place)
+    def is_lasting(self, context: Any) -> bool:
+        return bool(self.contexts[self.answer("get_context_device", c_int())] == context)
 
     def host_device(self) -> int:
         """The device of the thread's context at the first call; else one that has a context.
@@ -141,8 +141,10 @@ class GPU(StreamDriver):
         """
         if self._host_device is None:
             has_context = self.current()
-            found = self.answer("get_place_device", c_int()) if has_context else self._active(0)
-            self._host_device = int(found)
+            device_id = (
+                self.answer("get_context_device", c_int()) if has_context else self._active(0)
+            )
+            self._host_device = int(device_id)
         return self._host_device
 
     def run_somewhere(self, device_id: int, work: Callable[..., T], *arguments: Any) -> T:
@@ -151,7 +153,7 @@ class GPU(StreamDriver):
         For questions that any context answers: where a pointer lives. Only if no GPU has a
         context one is made, on *device_id*.
         """
-        return self.run(self.current() or self.places[self._active(device_id)], work, *arguments)
+        return self.run(self.current() or self.contexts[self._active(device_id)], work, *arguments)
 
     def _active(self, preferred: int) -> int:
         """*preferred* if it has a primary context, else the first that has one, else it."""
@@ -172,9 +174,9 @@ class GPU(StreamDriver):
     def stand_in(self, stream: int, device_id: int) -> tuple[int, int]:
         # The legacy stream is behind every blocking stream of its context, also behind one that was
         # destroyed, and an event of the context is behind all (tests/hardware/streams.py).
-        flags, place = c_int(), self.place_of(stream, device_id)
+        flags, context = c_int(), self.context_of(stream, device_id)
         self.call("get_stream_flags", stream, flags)
-        return ALL_STREAMS if flags.value & _NON_BLOCKING else LEGACY, place
+        return ALL_STREAMS if flags.value & _NON_BLOCKING else LEGACY, context
 
     def record_all(self, event: Any) -> None:
         code = self.functions.record_all(self.current(), event)
@@ -204,14 +206,14 @@ class GPU(StreamDriver):
         cells = values.Cells(start, start + 8, start + 16, start + 24)
         self.call("locate", 4, values.ASKED, cells, address)
         kind = "managed" if values.managed else _KINDS.get(values.memory, "pageable")
-        found, context, refusal = values.ordinal, values.context, ""
-        if kind == "device" and context and context != self.places[found]:  # 0: pool memory
+        device_id, context, refusal = values.ordinal, values.context, ""
+        if kind == "device" and context and context != self.contexts[device_id]:  # 0: pool memory
             refusal = (
                 "belongs to a CUDA context of its exporter's own, not to the primary context of "
-                f"device {found}; copy it through the host, or make the exporter use the primary "
-                "context"
+                f"device {device_id}; copy it through the host, or make the exporter use the "
+                "primary context"
             )
-        return Location(kind, found, refusal)
+        return Location(kind, device_id, refusal)
 
     def reads_pageable(self, device_id: int) -> bool:
         return bool(self.attribute(device_id, "reads_host_page_tables"))

@@ -78,7 +78,7 @@ def to_native(array: NativeArray) -> object:
             buffer, tuple(array.shape), strides, dtype=dtype, is_readonly=array.readonly
         )
 
-    return gpu.run(gpu.places[array.device_id], view)
+    return gpu.run(gpu.contexts[array.device_id], view)
 
 
 class _Owner:
@@ -93,9 +93,9 @@ def _numpy_dtype(name: str) -> Any:
     import numpy as np
 
     with suppress(TypeError):
-        found = np.dtype(name)
-        if found.isbuiltin == 1:
-            return found
+        dtype = np.dtype(name)
+        if dtype.isbuiltin == 1:
+            return dtype
     if name == "bfloat16" or name.startswith("float8"):
         with suppress(ImportError, AttributeError):
             import ml_dtypes

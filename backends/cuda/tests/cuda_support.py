@@ -50,7 +50,7 @@ def primary(device_id):
     from dlbridge_cuda.gpu import gpu
 
     gpu.device_count()
-    return gpu.places[device_id]
+    return gpu.contexts[device_id]
 
 
 @contextmanager
@@ -241,12 +241,12 @@ class CudaRig(rig.Rig):
 
     def all_calls(self):
         """Every function of the simulated driver, but for those that put back what was."""
-        found = {
+        calls = {
             name.partition("_v")[0]
             for path in (rig.DRIVERS / "fakecuda").glob("*.c")
             for name in re.findall(r"^API (cu\w+)\(", path.read_text(), re.MULTILINE)
         }
-        return sorted(found - {"cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode"})
+        return sorted(calls - {"cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode"})
 
 
 class stream:  # noqa: N801  # a context manager, as `suite.rig.stream`

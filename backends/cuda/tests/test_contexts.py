@@ -34,15 +34,15 @@ def test_a_context_that_cannot_be_had(fake):
     """The driver's refusal is ours, and the next try is a new one."""
     from dlbridge_cuda.gpu import GPU
 
-    places = GPU().places
+    contexts = GPU().contexts
     fake.fail("cuDevicePrimaryCtxRetain", 2)
     with pytest.raises(MemoryError, match="cuDevicePrimaryCtxRetain"):
-        places[0]
+        contexts[0]
     fake.fail("cuDevicePrimaryCtxRetain", 999)
     with pytest.raises(DeviceError, match="CUDA_ERROR_UNKNOWN"):
-        places[0]
+        contexts[0]
     fake.fail("cuDevicePrimaryCtxRetain", 0)
-    assert places[0] == places[0]
+    assert contexts[0] == contexts[0]
 
 
 def test_a_context_that_cannot_be_entered(fake, cuda, two_devices):

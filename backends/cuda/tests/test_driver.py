@@ -117,11 +117,11 @@ def test_the_uuid_of_a_mig_device(fake):
 
 def test_the_identity_of_a_device(cuda):
     """UUID and PCI address in the form that all backends share, and each its own."""
-    found = [bridge.device(f"cuda:{index}") for index in range(cuda.device_count())]
-    for device in found:
+    devices = [bridge.device(f"cuda:{index}") for index in range(cuda.device_count())]
+    for device in devices:
         info = cuda.device_info(device.index)
         assert info["uuid"].lower().endswith(device.uuid)
         assert len(device.uuid) == 36
         assert re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", device.pci)
-    assert len({device.uuid for device in found}) == len(found)
+    assert len({device.uuid for device in devices}) == len(devices)
     assert bridge.device("cuda:0").same_device("cuda_host") is bridge.device("cuda_host:0")

@@ -92,15 +92,15 @@ def test_a_descriptor_of_another_program_is_opened(vulkan):
     exported = vulkan.export_memory(0, source.operand().data)
     bridge.synchronize("vulkan:0")
     before = open_files()
-    place = {"offset": exported.offset, "nbytes": exported.nbytes, "kind": "opaque"}
-    here = bridge.from_fd(exported.fd, VALUES.shape, "int32", device="cuda:0", **place)
+    layout = {"offset": exported.offset, "nbytes": exported.nbytes, "kind": "opaque"}
+    here = bridge.from_fd(exported.fd, VALUES.shape, "int32", device="cuda:0", **layout)
     assert here.origin == "a file descriptor"
     assert (host(here) == VALUES).all()
     bridge.copy_(here, VALUES * 2)
     bridge.synchronize("cuda:0")
     assert (host(source) == VALUES * 2).all()
     with pytest.raises(BufferError, match="of memory that has"):
-        bridge.from_fd(exported.fd, 1 << 40, "int32", device="cuda:0", **place)
+        bridge.from_fd(exported.fd, 1 << 40, "int32", device="cuda:0", **layout)
     del here
     gc.collect()
     assert open_files() == before

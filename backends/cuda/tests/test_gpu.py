@@ -209,7 +209,7 @@ def test_work_on_a_cupy_stream_that_dies_first(gpu):
 
 
 def test_streams_can_be_asked_without_a_context(gpu):
-    """`GPU.place_of` asks for a stream's context."""
+    """`GPU.context_of` asks for a stream's context."""
     from cuda_support import call, current, primary
 
     with stream() as own, current(primary(0)):

@@ -143,8 +143,8 @@ def run(tests, mutation="", timeout=100):
 
 
 def test_every_wait_has_its_test(fake, waits):
-    found = {package: mutation.sites() - ELSEWHERE for package, mutation in waits.items()}
-    assert found == {package: set(sites) for package, sites in SHOWN_BY.items()}
+    mutated = {package: mutation.sites() - ELSEWHERE for package, mutation in waits.items()}
+    assert mutated == {package: set(sites) for package, sites in SHOWN_BY.items()}
 
 
 def test_with_all_waits_the_tests_pass(fake):

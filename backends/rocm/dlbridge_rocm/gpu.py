@@ -29,7 +29,7 @@ _DEFAULT = 4  # hipMemcpyDefault: the runtime asks where both sides are
 
 
 class GPU(StreamDriver):
-    """The HIP runtime; a place is a device.
+    """The HIP runtime. What a `StreamDriver` calls a context is a device here.
 
     The newest runtimes read the handle of a stream unchecked in hipStreamIsCapturing and in
     allocations, but not in hipStreamGetDevice; so that is asked before each use.
@@ -50,11 +50,11 @@ class GPU(StreamDriver):
 
     def device_count(self) -> int:
         if not self._count:
-            found, least = self.version(), library.MINIMUM_VERSION
-            if found < least:
+            version, least = self.version(), library.MINIMUM_VERSION
+            if version < least:
                 raise BackendUnavailable(
-                    f"the HIP runtime is too old: it is HIP {found[0]}.{found[1]}, dlbridge-rocm "
-                    f"needs {least[0]}.{least[1]}; update ROCm"
+                    f"the HIP runtime is too old: it is HIP {version[0]}.{version[1]}, "
+                    f"dlbridge-rocm needs {least[0]}.{least[1]}; update ROCm"
                 )
             count = c_int()
             code = self.functions.count_devices(count)
@@ -100,7 +100,7 @@ class GPU(StreamDriver):
         """Another library's next check must not find what is reported here."""
         self.functions.get_last_error()
 
-    # Places
+    # Devices
 
     def ask(self, device: int, name: str) -> int:
         value = c_int()
@@ -119,7 +119,7 @@ class GPU(StreamDriver):
             "pageable_memory_access": bool(self.attribute(device_id, "pageable_memory_access")),
         }
 
-    def place_of(self, stream: int, device_id: int) -> int:
+    def context_of(self, stream: int, device_id: int) -> int:
         if stream == 0:
             return device_id
         home = self._device_of(stream, device_id)
@@ -132,16 +132,16 @@ class GPU(StreamDriver):
 
         HIP before 5.6 cannot tell: there it is *device_id*.
         """
-        found = c_int()
-        code = self.functions.get_stream_device(stream, found)
+        home = c_int()
+        code = self.functions.get_stream_device(stream, home)
         if code == NOT_SUPPORTED:  # then hipStreamIsCapturing looks at the handle
             self.forget_error()
-            code, found.value = self.functions.is_capturing(stream, found), device_id
+            code, home.value = self.functions.is_capturing(stream, home), device_id
         if code in _DESTROYED:
             self.forget_error()
             return None
         self.check("get_stream_device", code)
-        return found.value
+        return home.value
 
     # Streams
 
@@ -181,7 +181,7 @@ class GPU(StreamDriver):
             cell.value = 0
             if code == NOT_SUPPORTED:
                 self.forget_error()
-                self.pools[self.answer("get_place", c_int())] = None
+                self.pools[self.answer("get_context", c_int())] = None
                 raise NoPoolError(self.table.text(self.symbol("allocate_async"), code))
             self.check("allocate_async", code)
 
@@ -206,15 +206,19 @@ class GPU(StreamDriver):
 
         Runtimes differ, whatever their version.
         """
-        found = library.PointerAttributes()
-        code = self.functions.locate(byref(found), address)
+        attributes = library.PointerAttributes()
+        code = self.functions.locate(byref(attributes), address)
         if code == _INVALID_VALUE:
             self.forget_error()
             return Location("pageable", -1)
         self.check("locate", code)
         kinds = _KINDS_5 if self.version() < (6, 0) else _KINDS_6
-        kind = "managed" if found.isManaged else kinds.get(found.type, f"type {found.type}")
-        return Location(kind, found.device)
+        kind = (
+            "managed"
+            if attributes.isManaged
+            else kinds.get(attributes.type, f"type {attributes.type}")
+        )
+        return Location(kind, attributes.device)
 
     # Copies
 

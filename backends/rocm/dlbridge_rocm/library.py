@@ -32,7 +32,7 @@ _MAPS = Path("/proc/self/maps")
 def load() -> ctypes.CDLL:
     """The HIP runtime, opened at the first call and never closed.
 
-    BackendUnavailable, with every place that was tried, if there is none.
+    BackendUnavailable, with every path that was tried, if there is none.
     """
     attempts = []
     for candidate in candidates():
@@ -47,7 +47,7 @@ def load() -> ctypes.CDLL:
 
 
 def candidates() -> Iterator[str]:
-    """Give the places where a runtime may be, in the order in which they are tried."""
+    """Give the paths where a runtime may be, in the order in which they are tried."""
     yield from loaded_already()
     if os.environ.get("ROCM_PATH"):
         yield str(Path(os.environ["ROCM_PATH"], "lib", "libamdhip64.so"))
@@ -67,10 +67,10 @@ def loaded_already() -> list[str]:
 def _rocm_sdk() -> list[str]:
     """The runtime of ROCm's own wheels, asked from their package ``rocm_sdk`` if it is there."""
     try:
-        found = importlib.import_module("rocm_sdk").find_libraries("amdhip64")
-    except Exception:  # not installed, or broken: then the next place
+        paths = importlib.import_module("rocm_sdk").find_libraries("amdhip64")
+    except Exception:  # not installed, or broken: then the next path
         return []
-    return [str(path) for path in found]
+    return [str(path) for path in paths]
 
 
 FUNCTIONS = {
@@ -82,8 +82,8 @@ FUNCTIONS = {
     "get_uuid": "hipDeviceGetUuid",
     "get_memory": "hipDeviceTotalMem",
     "get_last_error": "hipGetLastError",
-    "get_place": "hipGetDevice",
-    "set_place": "hipSetDevice",
+    "get_context": "hipGetDevice",
+    "set_context": "hipSetDevice",
     "exchange_capture_mode": "hipThreadExchangeStreamCaptureMode",
     "can_access_peer": "hipDeviceCanAccessPeer",
     "enable_peer": "hipDeviceEnablePeerAccess",

@@ -57,9 +57,9 @@ def current(device_id):
 
 def where():
     """The thread's device."""
-    found = ctypes.c_int()
-    hip("hipGetDevice", ctypes.byref(found))
-    return found.value
+    device = ctypes.c_int()
+    hip("hipGetDevice", ctypes.byref(device))
+    return device.value
 
 
 ROWS = {
@@ -223,6 +223,6 @@ class RocmRig(rig.Rig):
         """Every function, but for those that put back what was, and the last error."""
         from dlbridge_rocm.library import FUNCTIONS
 
-        found = set(FUNCTIONS.values())
+        called = set(FUNCTIONS.values())
         restoring = {"hipSetDevice", "hipThreadExchangeStreamCaptureMode"}
-        return sorted(found - restoring - {"hipGetLastError"})
+        return sorted(called - restoring - {"hipGetLastError"})

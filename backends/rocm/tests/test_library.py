@@ -49,7 +49,7 @@ def test_the_order(monkeypatch):
 
 @pytest.mark.parametrize("sdk", [None, types.SimpleNamespace()])
 def test_without_a_rocm_sdk(monkeypatch, sdk):
-    """Not installed, or broken: the next place."""
+    """Not installed, or broken: the next path."""
     from dlbridge_rocm import library
 
     monkeypatch.setitem(sys.modules, "rocm_sdk", sdk)
@@ -107,7 +107,7 @@ def test_rocm_path(fake, tmp_path):
 
 
 def test_no_library():
-    """Every place that was tried, and the remedy; nothing else is affected."""
+    """Every path that was tried, and the remedy; nothing else is affected."""
     for said in refusals(NO_LIBRARY, simulated=False, ROCM_PATH="/nowhere"):
         assert "no HIP runtime: tried /nowhere/lib/libamdhip64.so (" in said
         assert "libamdhip64.so.none (" in said

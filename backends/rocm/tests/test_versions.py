@@ -48,13 +48,13 @@ def test_the_numbers_do_differ(fake, rocm):
     """The shim's type of device memory, without our table."""
     from dlbridge_rocm.library import PointerAttributes
 
-    found = PointerAttributes()
+    attributes = PointerAttributes()
     with memory(rocm, 64) as data:
         types = []
         for version in VERSIONS:
             fake.version(*version)
-            rocm.driver.call("locate", ctypes.byref(found), data)
-            types.append(found.type)
+            rocm.driver.call("locate", ctypes.byref(attributes), data)
+            types.append(attributes.type)
     assert types == [1, 2, 2]
 
 

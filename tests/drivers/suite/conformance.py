@@ -58,7 +58,7 @@ class Strict(Kit):
 
 
 class SecondDevice(Kit):
-    """Calls are made in the place of the device that they are for.
+    """Calls are made in the context of the device that they are for.
 
     Without forks, exits and signals: they are of the process, and its first device shows them.
     """

@@ -182,7 +182,7 @@ def test_free_waits_for_the_work_on_it(fake, kind, gone):
 def copy_into(target, source, nbytes, on):
     """Queue a copy between any memory, beside the backend."""
     gpu = rig().gpu()
-    gpu.run(gpu.place(0), gpu.copy, target, source, nbytes, on)
+    gpu.run(gpu.context(0), gpu.copy, target, source, nbytes, on)
 
 
 def test_the_stream_of_the_memory_is_destroyed_before_the_free(fake, kind):

@@ -60,13 +60,13 @@ def some_uses():
 
 
 def test_the_current_device_stays_though_a_ctrl_c_comes(two_devices):
-    """At any step of what enters a place and leaves it, for each kind of memory alike."""
+    """At any step of what enters a context and leaves it, for each kind of memory alike."""
 
     def work(_):
         rig().make_current(1)
         before = rig().where()
-        found = at_each_step([type(rig().gpu()).run], some_uses, rig().where)
-        assert len(found) > 100
-        assert set(found) == {before}
+        seen = at_each_step([type(rig().gpu()).run], some_uses, rig().where)
+        assert len(seen) > 100
+        assert set(seen) == {before}
 
     assert in_threads(work, 1) == []

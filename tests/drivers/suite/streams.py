@@ -152,7 +152,7 @@ def test_a_wait_that_fails_is_reported(fake, device, function):
             with pytest.raises(DeviceError, match=rig().names[function]):
                 device.wait(0, second, first)
             fake.fail(function, 0)
-        kept = rig().events().count(rig().gpu().place(0))
+        kept = rig().events().count(rig().gpu().context(0))
         assert kept == (function != "event")
         made = fake.calls("event")
         device.wait(0, second, first)
@@ -270,10 +270,10 @@ def test_a_capture_that_begins_while_the_free_is_marked(fake, device, ends, monk
         device.wait(0, theirs, default())
         block = capture(theirs)
 
-        def begin_and_record(events, place, on):
+        def begin_and_record(events, context, on):
             monkeypatch.undo()
             block.__enter__()
-            event = record(events, place, on)
+            event = record(events, context, on)
             if ends:
                 block.__exit__(None, None, None)
             return event
