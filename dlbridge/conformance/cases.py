@@ -176,15 +176,15 @@ def read(subject: Subject, managed: Any) -> np.ndarray[Any, Any]:
         def capsule(self) -> Any:
             return capsule_in(managed)
 
-    found: np.ndarray[Any, Any]
-    found = subject.values(subject.take(Gives(device=subject.place.device)))
-    return found
+    values: np.ndarray[Any, Any]
+    values = subject.values(subject.take(Gives(device=subject.traits.device)))
+    return values
 
 
-def require_equal(found: Any, expected: Any, what: str = "") -> str:
+def require_equal(values: Any, expected: Any, what: str = "") -> str:
     """The evidence that two arrays have the same values; Fail otherwise."""
-    found, expected = np.asarray(found).tolist(), np.asarray(expected).tolist()
-    require(found == expected, f"{what}{found}, not {expected}")
+    values, expected = np.asarray(values).tolist(), np.asarray(expected).tolist()
+    require(values == expected, f"{what}{values}, not {expected}")
     return "values equal"
 
 
@@ -195,12 +195,12 @@ def described(
     **fields: Any,
 ) -> Described:
     """A producer of memory with `NUMBERS`: on the device, and of the elements, of the library."""
-    place = subject.place
-    fields.setdefault("dtype", place.dtype)
+    traits = subject.traits
+    fields.setdefault("dtype", traits.dtype)
     fields.setdefault("content", encoded(NUMBERS, fields["dtype"]))
     owner = None
-    if place.device[0] != 1 and "device" not in fields:
-        fields = {**fields, "device": place.device}
+    if traits.device[0] != 1 and "device" not in fields:
+        fields = {**fields, "device": traits.device}
         if fields.get("data") is None:
             owner = capsule_of(subject.make(NUMBERS))
             tensor = managed_in(owner).dl_tensor

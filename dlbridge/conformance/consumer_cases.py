@@ -310,7 +310,7 @@ case("C20", "A negative device index: an error", Source.NONE)(
 
 
 def _size(subject: Subject) -> int:
-    return subject.place.dtype[1] * subject.place.dtype[2] // 8
+    return subject.traits.dtype[1] * subject.traits.dtype[2] // 8
 
 
 case("C21", "NULL strides are compact", Source.TENSOR)(
@@ -462,18 +462,18 @@ def _(subject: Subject) -> str:
     producer = described(subject)
     subject.take(producer)
     streams = [call["stream"] for call in producer.keywords if "stream" in call]
-    if subject.place.device[0] in (2, 13):
+    if subject.traits.device[0] in (2, 13):
         require(0 not in streams, "stream=0, which the standard does not allow")
-    elif subject.place.device[0] in HOST:
+    elif subject.traits.device[0] in HOST:
         require(not streams, f"stream={streams}")
     return f"stream={streams[0]}" if streams else "none"
 
 
 def _shares(subject: Subject, producer: Described, array: Any) -> bool:
     """Whether *array* has the memory of *producer*; on the host, by a write to that."""
-    if subject.place.device[0] != 1:
+    if subject.traits.device[0] != 1:
         return address_of(array) == producer.first
-    new = encoded(np.full(1, 99, "f4"), subject.place.dtype)
+    new = encoded(np.full(1, 99, "f4"), subject.traits.dtype)
     ffi.memmove(ffi.cast("char *", producer.first), new, len(new))
     return bool(subject.values(array).ravel()[0] == 99)
 

@@ -24,18 +24,18 @@ def read_expected(path: str) -> dict[str, str]:
 
     ValueError for a line that no rule has, that stands twice, or that has no reason.
     """
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for number, text in enumerate(Path(path).read_text(encoding="utf-8-sig").splitlines(), 1):
         if not text.strip() or text.lstrip().startswith("#"):
             continue
         line, *reason = text.split(None, 1)
         if line not in rules():
             raise ValueError(f"{path}:{number}: no rule has the number {line!r}")
-        if line in found or not reason or reason[0].startswith("#"):
-            wrong = "it stands twice" if line in found else "a reason must follow"
+        if line in reasons or not reason or reason[0].startswith("#"):
+            wrong = "it stands twice" if line in reasons else "a reason must follow"
             raise ValueError(f"{path}:{number}: {line}: {wrong}")
-        found[line] = reason[0].strip()
-    return found
+        reasons[line] = reason[0].strip()
+    return reasons
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

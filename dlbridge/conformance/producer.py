@@ -271,11 +271,11 @@ def elements(managed: Any) -> np.ndarray[Any, Any]:
     else:
         steps = [prod(shape[axis + 1 :]) for axis in range(tensor.ndim)]
     start = integer(tensor.data) + int(tensor.byte_offset)
-    found = np.empty(shape, kind)
+    values = np.empty(shape, kind)
     for index in np.ndindex(*shape):
         at = start + size * sum(map(int.__mul__, index, steps))
-        found[index] = np.frombuffer(ctypes.string_at(at, size), kind)[0]
-    return (found.astype("u4") << 16).view("f4") if code == 4 else found
+        values[index] = np.frombuffer(ctypes.string_at(at, size), kind)[0]
+    return (values.astype("u4") << 16).view("f4") if code == 4 else values
 
 
 def name_of(capsule: Any) -> str:

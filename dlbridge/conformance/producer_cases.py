@@ -87,9 +87,9 @@ def _device_argument(array: Any) -> None:
 def _legacy(subject: Subject, **keywords: Any) -> str:
     array = subject.make(MATRIX)
     with Offering("it makes no legacy capsules, as the standard allows", BufferError):
-        found = name_of(array.__dlpack__(**keywords))
-    require(found == "dltensor", f"a capsule named {found!r}, not 'dltensor'")
-    return found
+        name = name_of(array.__dlpack__(**keywords))
+    require(name == "dltensor", f"a capsule named {name!r}, not 'dltensor'")
+    return name
 
 
 def _versioned(subject: Subject, max_version: tuple[int, int]) -> str:
@@ -146,11 +146,11 @@ def _(subject: Subject) -> str:
     array = subject.make(MATRIX)
     version_argument(array)
     try:
-        found = name_of(array.__dlpack__(max_version=(0, 8)))
+        name = name_of(array.__dlpack__(max_version=(0, 8)))
     except BufferError as exc:
         return told(exc)
-    require(found in ("dltensor", "dltensor_versioned"), f"a capsule named {found!r}")
-    return found
+    require(name in ("dltensor", "dltensor_versioned"), f"a capsule named {name!r}")
+    return name
 
 
 case("P6", "`max_version` from (1, 0) on: `dltensor_versioned`, major version 1", Source.EXPORT)(
@@ -191,12 +191,12 @@ def _of_type(subject: Subject, dtype: tuple[int, int, int], **fields: Any) -> An
 def _keeps_type(subject: Subject, dtype: tuple[int, int, int]) -> bool:
     """Whether it takes elements of *dtype*; Fail if it exports them as others."""
     try:
-        found = dtype_of(managed_in(capsule_of(_of_type(subject, dtype))))
+        exported = dtype_of(managed_in(capsule_of(_of_type(subject, dtype))))
     except NotOffered:
         return False
-    if found == (*dtype[:2], 1) != dtype:
+    if exported == (*dtype[:2], 1) != dtype:
         return False  # the lanes are a dimension now
-    require(found == dtype, f"{dtype} is exported as {found}")
+    require(exported == dtype, f"{dtype} is exported as {exported}")
     return True
 
 
@@ -226,7 +226,7 @@ class _Type(int):
 @case("P14", "Its own device, also with an IntEnum", Source.EXPORT)
 def _(subject: Subject) -> str:
     array = subject.make(MATRIX)
-    type_, index = subject.place.device
+    type_, index = subject.traits.device
     for device in ((type_, index), (_Type(type_), index)):
         same_memory(array, export(array, max_version=(1, 0), dl_device=device))
     return f"({type_}, {index})"
@@ -236,7 +236,7 @@ case("P15", "A device of another type: BufferError", Source.EXPORT)(
     lambda subject: _refuses(subject, BufferError, dl_device=(16, 0))
 )
 case("P16", "A device of its type that does not exist: an error", Source.NONE)(
-    lambda subject: _refuses(subject, dl_device=(subject.place.device[0], 77))
+    lambda subject: _refuses(subject, dl_device=(subject.traits.device[0], 77))
 )
 
 
@@ -460,11 +460,11 @@ def _(subject: Subject) -> str:
             dtype = None
         if str(getattr(dtype, "name", dtype)).rpartition(".")[2] not in (name, "None"):
             continue  # made as another type: jax without 64 bits
-        code, bits, lanes = found = dtype_of(export(array))
-        if dtype is None and found != (*expected, 1):
+        code, bits, lanes = exported = dtype_of(export(array))
+        if dtype is None and exported != (*expected, 1):
             continue  # nothing says that it was not made as another type
         words = f"{name} as code {code}, {bits} bits, {lanes} lanes"
-        require(found == (*expected, 1), words)
+        require(exported == (*expected, 1), words)
         seen += 1
     offered(seen, "none of numpy's types")
     others = sum(_keeps_type(subject, (*dtype, 1)) for dtype in _OTHERS)
@@ -507,7 +507,7 @@ def _(subject: Subject) -> str:
 @case("P40", "Memory of its own is aligned to 256 bytes", Source.TENSOR)
 def _(subject: Subject) -> str:
     lowest = 4096
-    offered(subject.place.device[0] in ADDRESS_DEVICES, "data is a handle")
+    offered(subject.traits.device[0] in ADDRESS_DEVICES, "data is a handle")
     arrays = [subject.allocate(np.ones(size, "float32")) for size in (3, 100, 1000, 5000)]
     for array in arrays:
         managed = export(array)

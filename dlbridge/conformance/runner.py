@@ -163,14 +163,14 @@ def run(arguments: argparse.Namespace) -> int:
     lines = arguments.lines.split(",") if arguments.lines else None
     results = check(arguments.library, lines)
     if arguments.json:
-        found = {
+        report = {
             "library": arguments.library,
             "version": version_of(arguments.library),
             "python": platform.python_version(),
             "date": time.strftime("%Y-%m-%d"),
             "results": [dict(zip(COLUMNS, result, strict=True)) for result in results],
         }
-        json.dump(found, sys.stdout, indent=2)
+        json.dump(report, sys.stdout, indent=2)
         print()
     elif arguments.markdown:
         print(markdown(arguments.library, results))
@@ -223,7 +223,7 @@ def _cell(text: str) -> str:
     short = text if len(text) <= 160 else f"{text[:157]}..."
     short = short.replace("|", "\\|").replace("<", "&lt;")
     # As code: Markdown shows the name between the underscores of __dlpack__ bold.
-    return re.sub(r"`[^`]*`|\b__\w+__\b", lambda found: f"`{found[0].strip('`')}`", short)
+    return re.sub(r"`[^`]*`|\b__\w+__\b", lambda match: f"`{match[0].strip('`')}`", short)
 
 
 def version_of(library: str) -> str:

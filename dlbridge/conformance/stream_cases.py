@@ -34,7 +34,7 @@ def _source() -> np.ndarray[Any, Any]:
 
 def _array_on(subject: Subject, types: set[int] | frozenset[int], what: str) -> Any:
     """An array on one of these devices; NotOffered if the library's are elsewhere."""
-    offered(subject.place.device[0] in types, f"its arrays are not on {what}")
+    offered(subject.traits.device[0] in types, f"its arrays are not on {what}")
     return subject.make(_source())
 
 
@@ -116,13 +116,13 @@ def _finished(subject: Subject, stream: int | None, *, copy: bool | None = None)
     """The evidence that *stream* (None: a new one) reads the array, or a copy of it, finished."""
     source = _source()
     array = _on_cuda(subject)
-    driver = _Driver(subject.place.device[1])
+    driver = _Driver(subject.traits.device[1])
     for turn in range(4):
         on = driver.stream() if stream is None else stream
         with Offering("support for other streams than None is optional", *_REFUSALS):
             managed = export(array, stream=on, copy=copy)
-        found = np.frombuffer(driver.read(first_address(managed), source.nbytes, on), "f4")
-        require(np.array_equal(found, source), f"unfinished at turn {turn}")
+        values = np.frombuffer(driver.read(first_address(managed), source.nbytes, on), "f4")
+        require(np.array_equal(values, source), f"unfinished at turn {turn}")
     return "finished in 4 turns"
 
 
@@ -154,7 +154,7 @@ def _(subject: Subject) -> str:
 
 @case("S12", "To the CPU: stream must be None, and the copy is finished", Source.EXPORT)
 def _(subject: Subject) -> str:
-    offered(subject.place.device[0] not in HOST, "its arrays are in host memory")
+    offered(subject.traits.device[0] not in HOST, "its arrays are in host memory")
     array = subject.make(_source())
     require_equal(read(subject, export(array, dl_device=(1, 0))), _source())
     return refusal(lambda: array.__dlpack__(dl_device=(1, 0), stream=1))
@@ -169,7 +169,7 @@ def _(subject: Subject) -> str:
 
 @case("S16", "Other devices take None, and refuse what is no stream", Source.EXPORT)
 def _(subject: Subject) -> str:
-    other = subject.place.device[0] not in HOST | _CUDA | _ROCM
+    other = subject.traits.device[0] not in HOST | _CUDA | _ROCM
     offered(other, "its arrays are in host memory, or on CUDA or ROCm")
     array = subject.make(_source())
     _accepts(array)

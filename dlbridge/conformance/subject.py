@@ -22,7 +22,7 @@ class NotOffered(BaseException):
     """The library does not have what the line is about."""
 
 
-class Place(NamedTuple):
+class Traits(NamedTuple):
     """What the structs of the library's arrays say of the device and of the elements."""
 
     device: tuple[int, int] = (1, 0)
@@ -109,10 +109,10 @@ class Subject:
         ]  # fmt: skip
         for path in names:
             try:
-                found: Callable[..., Any] = resolve_name(path)
+                function: Callable[..., Any] = resolve_name(path)
             except (AttributeError, ImportError):
                 continue
-            return found
+            return function
         raise NotOffered(f"{self.name} has neither asarray nor array")
 
     def make(self, array: np.ndarray[Any, Any]) -> Any:
@@ -169,7 +169,7 @@ class Subject:
         return made
 
     @cached_property
-    def place(self) -> Place:
+    def traits(self) -> Traits:
         """The device and the elements of what `make` makes: a host's and floats, if it fails."""
         import numpy as np
 
@@ -181,9 +181,9 @@ class Subject:
             except (Exception, NotOffered):
                 continue
             if dtype in _FLOATS:  # the producers' values are floats
-                return Place(device_of(managed), dtype_of(managed))
-            return Place(device_of(managed))
-        return Place()
+                return Traits(device_of(managed), dtype_of(managed))
+            return Traits(device_of(managed))
+        return Traits()
 
     def take(self, producer: Any, **keywords: Any) -> Any:
         """The library's array of *producer*."""
@@ -225,8 +225,8 @@ class Subject:
                     return np.array(getattr(array, name)())
                 except Exception:  # of a device, or of elements that numpy does not have
                     continue
-        if hasattr(type(array), "__array__") and self.place.device[0] == 1:
+        if hasattr(type(array), "__array__") and self.traits.device[0] == 1:
             return np.array(array)
-        if self.place.device[0] == 1 and self.place.dtype[0] != 4:
+        if self.traits.device[0] == 1 and self.traits.dtype[0] != 4:
             return np.from_dlpack(array).copy()
         return elements(managed_in(array.__dlpack__(max_version=(1, 0), dl_device=(1, 0))))

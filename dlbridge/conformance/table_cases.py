@@ -165,7 +165,7 @@ class _Allocation:
 )
 def _(subject: Subject) -> str:
     array = subject.make(MATRIX)
-    table, device = _table(array), subject.place.device
+    table, device = _table(array), subject.traits.device
     first = _Allocation(table, device)
     if first.status:
         require(len(first.errors) == 1, f"status {first.status}, errors {first.errors}")
@@ -174,8 +174,8 @@ def _(subject: Subject) -> str:
     for shape in ((2, 3), (7,), (), (0, 3)):
         made = _Allocation(table, device, shape=shape)
         require(made.status == 0 and not made.errors, f"{shape}: {made.status}, {made.errors}")
-        tensor, found = made.managed.dl_tensor, shape_of(made.managed)
-        require(found == shape, f"shape {found}, not {shape}")
+        tensor, extents = made.managed.dl_tensor, shape_of(made.managed)
+        require(extents == shape, f"shape {extents}, not {shape}")
         if 0 not in shape and device[0] in ADDRESS_DEVICES:
             require(tensor.data != ffi.NULL, f"{shape}: data is NULL")
             require(first_address(made.managed) % 16 == 0, "not aligned to 16 bytes")
@@ -241,13 +241,16 @@ def _(subject: Subject) -> str:
     array = subject.make(MATRIX)
     table = _table(array)
     offered(getattr(table, _BORROW), "the function is NULL")
-    lent = ffi.new("DLTensor *")
+    borrowed = ffi.new("DLTensor *")
     before = sys.getrefcount(array)
-    _call(_EXPORT(integer(getattr(table, _BORROW))), array, integer(lent))
+    _call(_EXPORT(integer(getattr(table, _BORROW))), array, integer(borrowed))
     # Nothing may run between: the struct is the caller's until then alone.
-    shape, at = (lent.shape[0], lent.shape[1]), integer(lent.data) + int(lent.byte_offset)
+    shape, at = (
+        (borrowed.shape[0], borrowed.shape[1]),
+        integer(borrowed.data) + int(borrowed.byte_offset),
+    )
     require(sys.getrefcount(array) == before, "it holds a reference")
-    require((lent.ndim, *shape) == (2, 2, 3), "another shape")
+    require((borrowed.ndim, *shape) == (2, 2, 3), "another shape")
     require(at == address_of(array), "other memory")
     return "the same memory"
 
@@ -257,7 +260,7 @@ def _(subject: Subject) -> str:
     table = _table(subject.make(MATRIX))
     function = _STREAM(integer(table.current_work_stream))
     stream = ctypes.c_void_p(7)
-    _call(function, *subject.place.device, ctypes.addressof(stream))
+    _call(function, *subject.traits.device, ctypes.addressof(stream))
     said = stream.value or 0
     require(said != 7, "it returned 0, and wrote no stream")
     for device in ((99, 0), (1 << 20, -5)):
@@ -299,10 +302,10 @@ def _(subject: Subject) -> str:
     wrongs: tuple[dict[str, Any], ...] = ({"dtype": (99, 1, 1)}, {"dtype": (2, 24, 1)})
     for wrong in wrongs:
         producer = described(subject, **{"content": bytes(64), "version": (1, 0), **wrong})
-        found = _import(table, producer)  # `_call` fails without an exception, or raises one
-        if isinstance(found, Exception):
-            evidence = told(found)
-        del found
+        result = _import(table, producer)  # `_call` fails without an exception, or raises one
+        if isinstance(result, Exception):
+            evidence = told(result)
+        del result
         require(sum(producer.deletions) <= 1, f"{wrong}: deletions {producer.deletions}")
     return evidence
 
@@ -310,9 +313,9 @@ def _(subject: Subject) -> str:
 @case("X21", "A struct of another major version is not imported", Source.VERSION)
 def _(subject: Subject) -> str:
     table = _table(subject.make(MATRIX))
-    found = _import(table, described(subject, content=bytes(64), version=(2, 0)))
-    require(isinstance(found, Exception), f"accepted ({type(found).__name__})")
-    return told(found)
+    result = _import(table, described(subject, content=bytes(64), version=(2, 0)))
+    require(isinstance(result, Exception), f"accepted ({type(result).__name__})")
+    return told(result)
 
 
 @case("X19", "Exports by the table in many threads", Source.NONE)

@@ -61,8 +61,8 @@ def main(library: str) -> None:
     if result != "pass":
         sys.exit(evidence)
     for text in sys.stdin:
-        found = run_case(subject, rules()[text.strip()])
-        print(json.dumps(found), flush=True)
+        answer = run_case(subject, rules()[text.strip()])
+        print(json.dumps(answer), flush=True)
 
 
 def _in_child(subject: Subject, rule: Rule) -> tuple[str, str]:
