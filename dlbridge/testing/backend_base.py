@@ -105,7 +105,7 @@ def end_quietly(end: Callable[[], object]) -> None:
 
 
 def random_bytes(nbytes: int, seed: int = 0) -> bytes:
-    """Bytes that do not repeat, so that a piece in the wrong place is noticed."""
+    """Bytes that do not repeat, so that a piece at the wrong offset is noticed."""
     return random.Random(seed).randbytes(nbytes)
 
 
@@ -134,9 +134,9 @@ def drawn_sizes(least: int, most: int) -> list[int]:
     return [*(drawn(step, min(2 * step, most)) for step in steps), drawn(most - most // 16, most)]
 
 
-def are_same(found: object, wanted: object) -> bool:
+def are_same(value: object, wanted: object) -> bool:
     """Whether the two are equal: pytest would print megabytes of difference for ``==``."""
-    return found == wanted
+    return value == wanted
 
 
 def run_python(
@@ -538,14 +538,14 @@ class BackendCase:
 
     def each_stream(self, device: DeviceUnderTest, more: int = 1) -> list[DeviceUnderTest]:
         """The device on its current stream, then on *more* new ones if there is a `make_stream`."""
-        found = [device]
+        devices = [device]
         for _ in range(more if isinstance(device.backend, SupportsStreams) else 0):
             stream = self.make_stream(device.backend, device.device_id)
             if stream is None:
                 break
             self.made = (*self.made, stream)
-            found.append(device.on(device.backend.normalize_stream(device.device_id, stream)))
-        return found
+            devices.append(device.on(device.backend.normalize_stream(device.device_id, stream)))
+        return devices
 
     made: tuple[object, ...] = ()
     """The streams of `each_stream`, which the fixtures still need after the test."""

@@ -146,9 +146,9 @@ class ContractTests(BackendCase):
     def test_uuids_are_the_devices_own(self, backend: Any) -> None:
         """Two devices with one UUID would be taken for one."""
         self.need(backend, protocol.SupportsDeviceInfo)
-        found = [backend.device_info(each).get("uuid") for each in range(backend.device_count())]
-        found = [str(uuid).replace("-", "").lower() for uuid in found if uuid]
-        assert len(set(found)) == len(found), found
+        uuids = [backend.device_info(each).get("uuid") for each in range(backend.device_count())]
+        uuids = [str(uuid).replace("-", "").lower() for uuid in uuids if uuid]
+        assert len(set(uuids)) == len(uuids), uuids
 
     def test_device_info_has_a_name(self, backend: Any) -> None:
         """The details that `info` prints for each device."""

@@ -30,7 +30,7 @@ GAPS = [(0, 0), (3, 6), (8, 0)], [(5, 0), (4, 8), (0, 0)]
 FAR = (1 << 16) + 5
 """An offset that does not fit into 16 bits."""
 
-PLACES = [(0, 0), (1, 0), (0, 3), (256, 4096), (FAR, 1), (1, FAR)]
+OFFSETS = [(0, 0), (1, 0), (0, 3), (256, 4096), (FAR, 1), (1, FAR)]
 """Offsets of the target and of the source."""
 
 
@@ -131,12 +131,12 @@ class CopyTests(BackendCase):
             seen = [bytes(host[at : at + MARK]) for at in marks]
         else:
             seen = [device.read(target.data, at, MARK) for at in marks]
-        wrong = [at for at, found, wanted in zip(marks, seen, want, strict=True) if found != wanted]
+        wrong = [at for at, mark, wanted in zip(marks, seen, want, strict=True) if mark != wanted]
         assert wrong == [], f"{operation} of {nbytes} bytes: other bytes at these places"
 
     @pytest.mark.parametrize(
         ("offset", "source_offset", "nbytes"),
-        [(*place, nbytes) for place in PLACES for nbytes in (1, 3, 256, 4096, (1 << 20) + 3)]
+        [(*offsets, nbytes) for offsets in OFFSETS for nbytes in (1, 3, 256, 4096, (1 << 20) + 3)]
         + [(to, 3, nbytes) for to, nbytes in CHUNKED],
     )
     def test_copy_inside(

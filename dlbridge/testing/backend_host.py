@@ -161,8 +161,8 @@ class HostTests(BackendCase):
                 if not refuses(device.device_id, at, len(pages), True):
                     tried += 1
                     data, offset = device.import_host(at, len(pages))
-                    for place in self.places(len(pages)):
-                        self.is_shared(device, data, offset + place, at + place)
+                    for start in self.offsets(len(pages)):
+                        self.is_shared(device, data, offset + start, at + start)
                     device.free(data)
                     device.synchronize()
                 del pin
@@ -176,25 +176,25 @@ class HostTests(BackendCase):
             data = device.allocate(nbytes)
             if device.backend.host_view_refusal(device.device_id, data):
                 continue
-            span, places = device.span(data, 0, nbytes), self.places(nbytes)
-            for seed, place in enumerate(places):
-                device.write(data, place, random_bytes(8, seed))
+            span, offsets = device.span(data, 0, nbytes), self.offsets(nbytes)
+            for seed, start in enumerate(offsets):
+                device.write(data, start, random_bytes(8, seed))
             address = device.host_view(span, writable=True)
-            for seed, place in enumerate(places):
-                there = ctypes.string_at(address + place, 8)
-                assert there == random_bytes(8, seed), f"byte {place} of a view of {nbytes}"
-                ctypes.memmove(address + place, there[::-1], 8)
+            for seed, start in enumerate(offsets):
+                there = ctypes.string_at(address + start, 8)
+                assert there == random_bytes(8, seed), f"byte {start} of a view of {nbytes}"
+                ctypes.memmove(address + start, there[::-1], 8)
             device.release_host_view(address)
-            for seed, place in enumerate(places):
-                there = device.read(data, place, 8)
-                assert there == random_bytes(8, seed)[::-1], f"byte {place} of a view of {nbytes}"
+            for seed, start in enumerate(offsets):
+                there = device.read(data, start, 8)
+                assert there == random_bytes(8, seed)[::-1], f"byte {start} of a view of {nbytes}"
             device.free(data)
 
-    def places(self, nbytes: int) -> list[int]:
+    def offsets(self, nbytes: int) -> list[int]:
         """Offsets of eight bytes each: the first, the last, and one that is drawn in each part."""
         part = nbytes // 12
         between = [drawn(at, at + part - 8) for at in range(0, nbytes - part, part)]
-        return [0, *(place for place in between if 8 <= place < nbytes - 16), nbytes - 8]
+        return [0, *(start for start in between if 8 <= start < nbytes - 16), nbytes - 8]
 
     def is_shared(self, device: DeviceUnderTest, data: int, offset: int, address: int) -> None:
         """Each side reads the eight bytes that the other wrote there."""

@@ -362,13 +362,13 @@ class ExportableTests(BackendCase, needs=SupportsMemoryExport):
             first, second = random_bytes(BLOCK, seed=1), random_bytes(BLOCK, seed=2)
             device.write(block, 0, first)
             exported = self.export(device, block)
-            place, whole = exported.offset, exported.nbytes
+            start, whole = exported.offset, exported.nbytes
             data, offset = device.import_memory(exported)
             del exported
             assert device.holds(data, first, offset)
             device.write(data, offset, second)
             assert device.holds(block, second)
-            assert offset == place <= whole - BLOCK
+            assert offset == start <= whole - BLOCK
 
     def test_memory_is_imported_at_its_offset(self, device: DeviceUnderTest) -> None:
         """Also where that is not the one which this backend exports: another driver's may be."""

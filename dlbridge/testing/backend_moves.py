@@ -185,7 +185,7 @@ class MoveTests(PublicCase):
         assert np.array_equal(on_host(tensor), want), "inside the device"
 
     def test_bytes_around_a_copy_stay(self, where: str) -> None:
-        """Copies of single bytes at every place of a few words, from the host and the device."""
+        """Copies of single bytes at every byte of a few words, from the host and the device."""
         want = numbers((24,), "uint8")
         tensor = dlbridge.to_device(want, where, copy=True)
         for start, length in itertools.product(range(1, 10), (1, 2, 3, 5, 8, 11)):

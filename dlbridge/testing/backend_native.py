@@ -96,10 +96,10 @@ class NativeTests(PublicCase, needs=SupportsNative):
         """Assert that *again* describes the same elements as *array*."""
         assert again is not None, "from_native does not recognise what to_native returned"
         assert again.device_id == array.device_id
-        found, given = (again.data, again.offset), (array.data, array.offset)
+        named, given = (again.data, again.offset), (array.data, array.offset)
         if backend.device_type in ADDRESS_DEVICES:
-            found, given = (sum(found), 0), (sum(given), 0)
-        assert found == given, "from_native(to_native(x)) names other memory than x: data, offset"
+            named, given = (sum(named), 0), (sum(given), 0)
+        assert named == given, "from_native(to_native(x)) names other memory than x: data, offset"
         assert (again.dtype, tuple(again.shape)) == (array.dtype, array.shape)
         itemsize = dlbridge.dtype(array.dtype).itemsize
         packed = np.empty(array.shape, f"V{itemsize}").strides

@@ -84,8 +84,8 @@ class Scene:
     def result(self, operation: str) -> bytes:
         """What the later work has written first, once all is done."""
         run = RUNS.run_nbytes
-        found = self.mine.read(self.target, 0, run)
-        return bytes(self.into[:run]) if operation.endswith("to_host") else found
+        content = self.mine.read(self.target, 0, run)
+        return bytes(self.into[:run]) if operation.endswith("to_host") else content
 
     def whole(self, data: int) -> Span:
         """All bytes of one of the memories."""
@@ -436,8 +436,8 @@ class StreamTests(BackendCase, needs=SupportsStreams):
         with ThreadPoolExecutor(1) as other:
 
             def elsewhere() -> int:
-                found = other.submit(backend.current_stream, device_id).result(self.patience)
-                return int(found)
+                handle = other.submit(backend.current_stream, device_id).result(self.patience)
+                return int(handle)
 
             mine, before = backend.current_stream(device_id), elsewhere()
             with block:
@@ -497,10 +497,10 @@ class StreamTests(BackendCase, needs=SupportsStreams):
         """A number that names no stream is refused, or stays itself: it becomes no other stream."""
         unknown = 0x7FF0_DEAD_BEE8_0000
         try:
-            found = backend.normalize_stream(self.device_id, unknown)
+            handle = backend.normalize_stream(self.device_id, unknown)
         except (ValueError, TypeError):
             return
-        assert found == unknown
+        assert handle == unknown
 
     def test_streams_of_other_devices(self, backend: Any, devices: list[DeviceUnderTest]) -> None:
         """A stream of another device is refused, or keeps its handle, which is of no use here."""
@@ -511,10 +511,10 @@ class StreamTests(BackendCase, needs=SupportsStreams):
         for other, stream in made:
             theirs = backend.normalize_stream(other, stream)
             try:
-                found = backend.normalize_stream(self.device_id, stream)
+                handle = backend.normalize_stream(self.device_id, stream)
             except (ValueError, TypeError, Error):
                 continue
-            assert found == theirs
+            assert handle == theirs
 
     def test_forbidden_streams(self, backend: Any) -> None:  # S1 S7 S8 S11
         """The integers that the standard forbids for this device; below 0 only -1 has a meaning."""

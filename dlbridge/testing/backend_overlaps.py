@@ -103,8 +103,8 @@ class OverlapTests(PublicCase):
                 ways[way].reshape(shape)[part] for way, part in zip((to, at), parts, strict=True)
             )
             dlbridge.copy_(target, source)
-            found = on_host(dlbridge.to_device(tensor, tensor.device, copy=True))
-            assert np.array_equal(found, want.reshape(-1)), (
+            values = on_host(dlbridge.to_device(tensor, tensor.device, copy=True))
+            assert np.array_equal(values, want.reshape(-1)), (
                 f"copy_ of {parts[1]} in {at!r} to {parts[0]} in {to!r}, both {shape}"
             )
 
@@ -114,22 +114,22 @@ class OverlapTests(PublicCase):
         A device may have no view of it for the host, and its library no array; it has the others,
         that of the FFI where libtvm_ffi is installed.
         """
-        found: dict[str, Any] = {
+        ways: dict[str, Any] = {
             "the tensor": tensor,
             "a capsule": dlbridge.from_dlpack(tensor.__dlpack__(max_version=(1, 3))),
             "a legacy capsule": dlbridge.from_dlpack(tensor.__dlpack__()),
             "a blob": self.blob(tensor),
         }
         with suppress(LibraryUnavailable):
-            found["an array of the FFI"] = dlbridge.asarray(dlbridge.ffi.Array([tensor])[0])
+            ways["an array of the FFI"] = dlbridge.asarray(dlbridge.ffi.Array([tensor])[0])
         if device.can_view(tensor.operand().data):
-            found["the host's view"] = host = dlbridge.to_device(tensor, "cpu")
-            found["the host's array"] = host.numpy()
+            ways["the host's view"] = host = dlbridge.to_device(tensor, "cpu")
+            ways["the host's array"] = host.numpy()
         if isinstance(backend, SupportsNative):
             native = unless_refused(tensor.to_native)
             if native is not None:
-                found["its native array"] = dlbridge.asarray(native)
-        return found
+                ways["its native array"] = dlbridge.asarray(native)
+        return ways
 
     def blob(self, tensor: Any) -> Any:
         """*tensor*'s memory by `from_blob`."""

@@ -120,17 +120,17 @@ if not is_address:  # an address inside of an allocation is as good as its first
 for words, stranger in strangers.items():
     print("trying", words, flush=True)
     try:
-        found = backend.import_data(device_id, stranger, "somebody.else")
+        imported = backend.import_data(device_id, stranger, "somebody.else")
     except Error as exc:
         assert str(exc)
     else:
-        sys.exit(f"import_data took {words} for memory of ours: {found}")
+        sys.exit(f"import_data took {words} for memory of ours: {imported}")
 for own in range(backend.device_count()):
     stream = backend.current_stream(own)
     memory = backend.allocate(own, 256, 256, stream)
     for named in range(backend.device_count()):  # other libraries may count otherwise
-        found = backend.import_data(named, memory.data, "somebody.else")
-        assert found == (own, memory.data), f"memory of device {own} was imported as {found}"
+        imported = backend.import_data(named, memory.data, "somebody.else")
+        assert imported == (own, memory.data), f"memory of device {own} was imported as {imported}"
 print("all refused")
 """
 

@@ -186,10 +186,10 @@ class ThreadTests(PublicCase):
             for turn in range(1, 41):
                 together.wait()
                 own.write(data, number, bytes([turn]))
-                found = own.read(data, number, 1)[0]
-                if found != turn:
+                value = own.read(data, number, 1)[0]
+                if value != turn:
                     together.abort()
-                    return f"wrote {turn}, and found {found}: another thread wrote its old value"
+                    return f"wrote {turn}, and found {value}: another thread wrote its old value"
             return None
 
         run_in_threads(work)
