@@ -1,4 +1,4 @@
-"""Blocks of memory that several processes have: made, received, and found by a place in them.
+"""Blocks of memory that several processes have: made, received, and found by an address in them.
 
 A block of the host is a file that no folder has (``memfd_create`` of Linux, elsewhere a deleted
 temporary file). A process has the file once, and up to two mappings of it: to write, and to read
@@ -89,13 +89,13 @@ class SharedFile(Block):
 
     def mapping(self, writable: bool) -> MappedFile:
         """The block in the memory of this process; the same object as long as it lives."""
-        found = recall(self._mappings, writable)
-        if found is None:
-            found = MappedFile(self, writable)
+        mapping = recall(self._mappings, writable)
+        if mapping is None:
+            mapping = MappedFile(self, writable)
             # Another thread may be as fast: then there are two mappings of the same bytes.
-            remember(self._mappings, writable, found)
-            stay_mapped(found)
-        return found
+            remember(self._mappings, writable, mapping)
+            stay_mapped(mapping)
+        return mapping
 
 
 class MappedFile:
@@ -273,11 +273,11 @@ def receive_descriptor(block: Block, detach: Callable[[], int], what: str) -> No
 
 def _check(file: SharedFile) -> None:
     """ExchangeError unless the file is as long as the message says, and stays so."""
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode) or found.st_size != file.nbytes or file.nbytes <= 0:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode) or status.st_size != file.nbytes or file.nbytes <= 0:
         raise ExchangeError(
             f"the message names a block of {file.nbytes} bytes of shared memory, and the file "
-            f"that came with it has {found.st_size}"
+            f"that came with it has {status.st_size}"
         )
     if not hasattr(os, "memfd_create"):
         return
@@ -304,28 +304,28 @@ _ORIGIN = "shared device memory"
 class DeviceBlock(Block):
     """An allocation of a device of UUID *uuid*; *exported* describes it, without a descriptor."""
 
-    __slots__ = ("_place", "exported", "uuid")
+    __slots__ = ("_location", "exported", "uuid")
 
     def __init__(self, uuid: str, token: bytes) -> None:
         super().__init__(token)
         self.uuid = uuid
         self.exported = ExportedMemory(-1, 0, 0)
-        self._place: tuple[ref[Memory], int] | None = None
+        self._location: tuple[ref[Memory], int] | None = None
 
     @property
     def nbytes(self) -> int:
         """How many bytes tensors may lie in."""
         return self.exported.nbytes - self.exported.offset
 
-    def place(self) -> tuple[Memory, int] | None:
+    def location(self) -> tuple[Memory, int] | None:
         """The block in this process: its memory, and where it begins there; None if it is not."""
-        place = self._place
-        memory = None if place is None else place[0]()
-        return None if place is None or memory is None else (memory, place[1])
+        location = self._location
+        memory = None if location is None else location[0]()
+        return None if location is None or memory is None else (memory, location[1])
 
     def enter(self, memory: Memory, start: int) -> None:
         """Be found as *memory*, in which it begins at *start*, as long as that lives."""
-        self._place = ref(memory), start
+        self._location = ref(memory), start
         remember(_blocks, self.token, self)
 
     def export(self, memory: Memory) -> None:
@@ -341,11 +341,11 @@ class DeviceBlock(Block):
         self.exported = exported._replace(fd=-1, owner=None)
 
     def on(self, name: str) -> tuple[Memory, int]:
-        """As `place`; the device *name*, or another of its backend with the UUID, imports it.
+        """As `location`; the device *name*, or another of its backend with the UUID, imports it.
 
         ExchangeError if no device here can.
         """
-        here = self.place()
+        here = self.location()
         if here is not None:
             return here
         device = self._device(name)
@@ -401,7 +401,7 @@ def make_on_device(device: Device, nbytes: int) -> Memory:
 def find_on_device(operand: Operand) -> tuple[DeviceBlock, int] | None:
     """The block that the elements are in, and where the first one is in it; None if in none.
 
-    By the place, so that it is found whatever library has handed the memory on.
+    By the location, so that it is found whatever library has handed the memory on.
     """
     device = operand.device
     if not _blocks or not operand.size:
@@ -409,13 +409,13 @@ def find_on_device(operand: Operand) -> tuple[DeviceBlock, int] | None:
     low, nbytes = operand.span()
     for known in list(_blocks.values()):
         block = known()
-        place = None if block is None else block.place()
-        if block is None or place is None or place[0].device is not device:
+        location = None if block is None else block.location()
+        if block is None or location is None or location[0].device is not device:
             continue
-        distance = operand.data - place[0].data
+        distance = operand.data - location[0].data
         if distance and not device.is_address:
             continue
-        offset = distance + operand.byte_offset - place[1]
+        offset = distance + operand.byte_offset - location[1]
         if offset + low >= 0 and offset + low + nbytes <= block.nbytes:
             return block, offset
     return None

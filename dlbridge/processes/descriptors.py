@@ -230,8 +230,8 @@ def _checked(file: SharedFile, is_dma_buf: bool) -> tuple[int, bool]:
     import fcntl
 
     fd = file.fileno()
-    found = os.fstat(fd)
-    if not is_dma_buf and not stat.S_ISREG(found.st_mode):
+    status = os.fstat(fd)
+    if not is_dma_buf and not stat.S_ISREG(status.st_mode):
         raise ExchangeError(
             "the descriptor names no memory: it is neither a memfd, shared memory, a file nor a "
             "dma-buf (a pipe, a socket or a device is read, and not mapped)"
@@ -245,17 +245,17 @@ def _checked(file: SharedFile, is_dma_buf: bool) -> tuple[int, bool]:
     writable = access == os.O_RDWR
     if is_dma_buf:
         file.is_foreign = True
-        return found.st_size or os.lseek(fd, 0, os.SEEK_END), writable
+        return status.st_size or os.lseek(fd, 0, os.SEEK_END), writable
     with suppress(AttributeError, OSError):  # not on this system; not of this file
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         file.is_foreign = seals != fcntl.F_SEAL_SEAL and not seals & fcntl.F_SEAL_SHRINK
         writable = writable and not seals & (fcntl.F_SEAL_WRITE | _SEAL_FUTURE_WRITE)
-    if not found.st_size:
+    if not status.st_size:
         raise ExchangeError(
             "the memory of the descriptor has 0 bytes: its owner makes it as long as it shall be "
             "(os.ftruncate) before it is passed on"
         )
-    return found.st_size, writable
+    return status.st_size, writable
 
 
 # dma-bufs ---------------------------------------------------------------------------------
@@ -353,15 +353,15 @@ def _opaque(
 def to_fd(tensor: Tensor) -> tuple[int, dict[str, Any]]:
     """What `Tensor.to_fd` returns."""
     operand = operand_of(tensor)
-    found = find(operand, foreign=True)
-    if found is None or operand.padded:
-        what = "its elements are padded" if found else f"its memory is {tensor.origin}"
+    mapped = find(operand, foreign=True)
+    if mapped is None or operand.padded:
+        what = "its elements are padded" if mapped else f"its memory is {tensor.origin}"
         raise ExchangeError(
             f"the tensor on {tensor.device} is in no memory that a file descriptor names ({what}); "
             "dlbridge.share(t, 'cpu') copies it into such memory, and dlbridge.empty(shape, dtype, "
             "shared=True) makes new one"
         )
-    mapping, layout = found
+    mapping, layout = mapped
     wait_for_work(operand)
     words: dict[str, Any] = {
         "shape": list(layout.shape),

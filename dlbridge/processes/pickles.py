@@ -178,14 +178,14 @@ def unpickle(
     readonly = bool(array.size) and not array.flags.writeable and not owned
     memory = memory_of(array, "a pickle")
     host = tensor_on(memory, kind, shape, readonly=readonly, padded=padded)
-    where = place_of(device)
+    where = target_for(device)
     if where is CPU:
         return host
     # A device that could use read-only memory in place would have a read-only tensor.
     return bridge.to_device(host, where, copy=True if readonly else None)
 
 
-def chosen_place(pickled_on: str) -> Device | None:
+def chosen_device(pickled_on: str) -> Device | None:
     """The device that `unpickle_to` has chosen for tensors of the device of that name."""
     places = _chosen.places
     if places is None:
@@ -202,9 +202,9 @@ def _backend_of(pickled_on: str) -> str:
     return parts[1]
 
 
-def place_of(pickled_on: str) -> Device:
+def target_for(pickled_on: str) -> Device:
     """The device for a tensor that was pickled on the device of that name."""
-    chosen = chosen_place(pickled_on)
+    chosen = chosen_device(pickled_on)
     if chosen is not None:
         return chosen
     if pickled_on == _CPU_NAME:

@@ -42,7 +42,7 @@ from .blocks import (
     receive_file,
     why_not_exported,
 )
-from .pickles import chosen_place, land_on_cpu, place_of
+from .pickles import chosen_device, land_on_cpu, target_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -243,13 +243,13 @@ def share_tensor(tensor: Tensor, target: Device) -> Tensor:
     operand = operand_of(tensor)
     if not operand.size:
         return new_tensor(target, operand.dtype, operand.shape, padded=operand.padded)
-    found = find(operand)
-    if operand.device is target and (found or find_on_device(operand)):
+    mapped = find(operand)
+    if operand.device is target and (mapped or find_on_device(operand)):
         return tensor
-    if found is None or why_not_in(found[0], target):
+    if mapped is None or why_not_in(mapped[0], target):
         return _copy_to_block(operand, target)
     wait_for_work(operand)  # the two devices know nothing of each other's work
-    return on_device(*found, target)
+    return on_device(*mapped, target)
 
 
 def empty_shared(
@@ -365,11 +365,11 @@ class _Ordinary:
 def _reduce(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
     """What the pickler of multiprocessing makes of *tensor*; the work on it is done then."""
     operand = operand_of(tensor)
-    found = find(operand)
-    own = find_on_device(operand) if found is None else None
+    mapped = find(operand)
+    own = find_on_device(operand) if mapped is None else None
     message: tuple[Callable[..., Tensor], tuple[Any, ...]]
-    if found is not None:
-        mapping, layout = found
+    if mapped is not None:
+        mapping, layout = mapped
         message = receive, (mapping.file, str(operand.device), _sent(layout))
     elif own is not None:
         block, offset = own
@@ -402,13 +402,13 @@ def receive(file: SharedFile, device: str, sent: Sent) -> Tensor:
     """The tensor that another process has sent, on the same memory."""
     layout = _received(sent, file.nbytes)
     mapping = file.mapping(not layout.readonly)
-    where = place_of(device)
+    where = target_for(device)
     if where is CPU:
         return on_host(mapping, layout)
     try:
         return on_device(mapping, layout, where)
     except Error as exc:
-        if chosen_place(device) is not None:  # by the receiver, as if it had called to_device
+        if chosen_device(device) is not None:  # by the receiver, as if it had called to_device
             return bridge.to_device(on_host(mapping, layout), where)
         land_on_cpu(device, "the memory cannot be used in place there", exc)
         return on_host(mapping, layout)
@@ -417,13 +417,13 @@ def receive(file: SharedFile, device: str, sent: Sent) -> Tensor:
 def receive_on_device(block: DeviceBlock, device: str, sent: Sent) -> Tensor:
     """The tensor that another process has sent, on the same memory of a device.
 
-    Elsewhere it is copied to the place that the receiver has chosen. Where the device is not
+    Elsewhere it is copied to the device that the receiver has chosen. Where the device is not
     here nobody can read the memory: ExchangeError.
     """
     layout = _received(sent, block.nbytes)
     memory, start = block.on(device)
     tensor = layout.on(memory, start)
-    chosen = chosen_place(device)
+    chosen = chosen_device(device)
     return tensor if chosen in (None, memory.device) else bridge.to_device(tensor, chosen)
 
 
