@@ -46,15 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _rows(repeats: int) -> list[Row]:
     """One row per device, way and size; the work is waited for. Peer: numpy on the host."""
-    found = []
+    rows = []
     for device in _devices():
         for nbytes in SIZES:
             for way, copy in _ways(device, nbytes).items():
                 operation = f"{device}: {way}, {nbytes} bytes"
                 contenders = {"dlbridge": copy, "numpy (host)": _on_host(nbytes)}
                 times = best_of(contenders, repeats)
-                found.append(Row(operation, times.pop("dlbridge"), times))
-    return found
+                rows.append(Row(operation, times.pop("dlbridge"), times))
+    return rows
 
 
 def _devices() -> Iterator[str]:
@@ -136,11 +136,11 @@ def best_of(
     In turns, so that other work on the machine does not slow down only one of them.
     """
     counts = {name: _count(function) for name, function in contenders.items()}
-    found = dict.fromkeys(contenders, float("inf"))
+    best = dict.fromkeys(contenders, float("inf"))
     for _ in range(repeats):
         for name, function in contenders.items():
-            found[name] = min(found[name], _time(function, counts[name], clock))
-    return found
+            best[name] = min(best[name], _time(function, counts[name], clock))
+    return best
 
 
 def _count(function: Callable[[], object]) -> int:

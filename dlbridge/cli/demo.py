@@ -39,7 +39,7 @@ SAID = {
 class Result:
     """The filtered photograph of one device or library."""
 
-    place: str
+    name: str
     image: Image
     filtered_by: str
     copied: int = 0
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     states = _everywhere(photo, results)
     if importlib.util.find_spec("torch") is not None:
         results.append(_in_torch(photo))
-    wrong = [result.place for result in results[1:] if not _same(result.image, expected)]
+    wrong = [result.name for result in results[1:] if not _same(result.image, expected)]
     _picture(results, Path(arguments.output))
     print(f"\n{len(results) - 1} results, side by side in {arguments.output}")
     if wrong:
@@ -93,16 +93,16 @@ def _everywhere(photo: Image, results: list[Result]) -> dict[str, str]:
         tried = list(zip(names, threads.map(try_devices, names), strict=True))
     for name, trials in tried:
         for trial in trials:
-            found, device = trial, trial.what.partition(" ")[0]
+            outcome, device = trial, trial.what.partition(" ")[0]
             if trial.state == "works":
                 try:
                     results.append(_on_device(device, photo))
                 except Exception as exc:  # a broken backend must not hide the others
-                    found = Trial(trial.what, "broken", f"{type(exc).__name__}: {exc}")
-            states[device] = found.state
-            if found.state != "works":
-                print(f"\n{found.what}: {SAID[found.state]}: {found.said}")
-            if found.state in FAILED:
+                    outcome = Trial(trial.what, "broken", f"{type(exc).__name__}: {exc}")
+            states[device] = outcome.state
+            if outcome.state != "works":
+                print(f"\n{outcome.what}: {SAID[outcome.state]}: {outcome.said}")
+            if outcome.state in FAILED:
                 print(f"  leave it out: {way_out(name)}")
     return states
 
@@ -220,7 +220,7 @@ def _picture(results: list[Result], path: Path) -> None:
         row, column = divmod(number, columns)
         left, top = gap + column * (size[0] + gap), row * (size[1] + head + gap)
         sheet.paste(PillowImage.fromarray(result.image).resize(size), (left, top + head))
-        draw.text((left, top + 3), result.place, fill="black", font=large)
+        draw.text((left, top + 3), result.name, fill="black", font=large)
         draw.text((left, top + 27), _caption(result), fill="#555555", font=small)
     sheet.save(path)
 
@@ -230,7 +230,7 @@ def _caption(result: Result) -> str:
     by = result.filtered_by.partition(",")[0]
     if not by:
         return "the original"
-    if by == result.place == "numpy":
+    if by == result.name == "numpy":
         return "filtered by numpy"
     copied = f"{result.copied / 2**20:.1f} MiB copied" if result.copied else "no copy"
-    return f"filtered {'here' if by == result.place else f'by {by}'}, {copied}"
+    return f"filtered {'here' if by == result.name else f'by {by}'}, {copied}"

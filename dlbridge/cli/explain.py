@@ -34,9 +34,9 @@ _ON_CUDA = {"cupy", "numba"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``explain``."""
-    places = f"a library ({', '.join(LIBRARIES[:8])}, ...) or a device ({', '.join(backends())})"
-    parser.add_argument("source", help=places)
-    parser.add_argument("target", help=places)
+    choices = f"a library ({', '.join(LIBRARIES[:8])}, ...) or a device ({', '.join(backends())})"
+    parser.add_argument("source", help=choices)
+    parser.add_argument("target", help=choices)
     parser.add_argument(
         "--shape",
         help="such as 3x4 or 3,4; 1024x1024 by default, 1048576 where a library has columns only",
@@ -63,24 +63,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check(place: str) -> None:
-    """ValueError or ModuleNotFoundError if *place* names nothing that there is here."""
-    if place in LIBRARIES:
-        if not _is_installed(place):
+def _check(endpoint: str) -> None:
+    """ValueError or ModuleNotFoundError if *endpoint* names nothing that there is here."""
+    if endpoint in LIBRARIES:
+        if not _is_installed(endpoint):
             here = ", ".join(filter(_is_installed, LIBRARIES))
             raise ModuleNotFoundError(
-                f"{place} is not installed here: install it, or name a library that is ({here})",
-                name=place,
+                f"{endpoint} is not installed here: install it, or name a library that is ({here})",
+                name=endpoint,
             )
         return
-    name = place.partition(":")[0]
+    name = endpoint.partition(":")[0]
     if name in backends():
         return
     try:
-        device(place)  # one that DLPack knows, and no backend serves here
+        device(endpoint)  # one that DLPack knows, and no backend serves here
     except ValueError as exc:
         raise ValueError(
-            f"{place!r} is neither a library nor a device"
+            f"{endpoint!r} is neither a library nor a device"
             f"{did_you_mean(name, [*LIBRARIES, *backends()])}: the libraries are "
             f"{', '.join(LIBRARIES)}, and the names of devices begin with one of "
             f"{', '.join(backends())}"
@@ -111,14 +111,14 @@ _EXTENT = re.compile(r"[0-9]{1,18}")
 _SHAPE = re.compile(rf"{_EXTENT.pattern}(?: *[x,] *{_EXTENT.pattern})* *,?")
 
 
-def _make(place: str, shape: tuple[int, ...], dtype: str) -> Any:
+def _make(endpoint: str, shape: tuple[int, ...], dtype: str) -> Any:
     """An array of the library, or a tensor on the device; ValueError names the wrong option."""
-    make = partial(_array, place) if place in LIBRARIES else partial(empty, device=place)
+    make = partial(_array, endpoint) if endpoint in LIBRARIES else partial(empty, device=endpoint)
     try:
         nbytes = as_dtype(dtype).nbytes(prod(filter(None, shape)))  # as libraries count
     except (ExchangeError, TypeError, ValueError) as exc:
         raise ValueError(
-            f"--dtype {dtype!r}: {exc}; name a type that {place} has, such as float32"
+            f"--dtype {dtype!r}: {exc}; name a type that {endpoint} has, such as float32"
         ) from exc
     make((1,) * len(shape), dtype)  # an error here is not about the extents
     try:
@@ -128,8 +128,8 @@ def _make(place: str, shape: tuple[int, ...], dtype: str) -> Any:
     except (Error, MemoryError, OverflowError, ValueError) as exc:
         why = str(exc).partition("\n")[0]
         raise ValueError(
-            f"--shape {'x'.join(map(str, shape))}: {place} cannot make an array of {nbytes} bytes "
-            f"({why}): choose fewer or smaller extents"
+            f"--shape {'x'.join(map(str, shape))}: {endpoint} cannot make an array of "
+            f"{nbytes} bytes ({why}): choose fewer or smaller extents"
         ) from exc
 
 

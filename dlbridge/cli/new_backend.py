@@ -89,8 +89,8 @@ def write_skeleton(name: str, into: Path) -> Path:
         )
     words = _words(name)
     texts = {
-        place.format(package=words["package"]): Template(_template(file)).substitute(words)
-        for place, file in FILES.items()
+        file.format(package=words["package"]): Template(_template(template)).substitute(words)
+        for file, template in FILES.items()
     }
     code = texts[f"{words['package']}/backend.py"]
     _refuse_taken_words(name, words["class_name"], words["distribution"], code)
@@ -102,8 +102,8 @@ def write_skeleton(name: str, into: Path) -> Path:
             f"{folder} exists already: remove it, choose another name, or name another folder to "
             "write into by --into"
         ) from exc
-    for place, text in texts.items():
-        path = folder / place
+    for file, text in texts.items():
+        path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
     return folder
