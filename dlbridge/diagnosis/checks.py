@@ -81,18 +81,18 @@ def check_backends(names: Iterable[str]) -> Iterator[Finding]:
     together: list[str] = []
     last: Finding | None = None
     for name in names:
-        found = try_backend(name)
-        if last is not None and (found.state == "ok" or found[2:] != last[2:]):
+        finding = try_backend(name)
+        if last is not None and (finding.state == "ok" or finding[2:] != last[2:]):
             yield _of_backends(together, last)
             together = []
         together.append(name)
-        last = found
+        last = finding
     if last is not None:
         yield _of_backends(together, last)
 
 
-def _of_backends(names: list[str], found: Finding) -> Finding:
-    return found._replace(what=f"backend{'s' * (len(names) > 1)} {', '.join(names)}")
+def _of_backends(names: list[str], finding: Finding) -> Finding:
+    return finding._replace(what=f"backend{'s' * (len(names) > 1)} {', '.join(names)}")
 
 
 def check_packages() -> Iterator[Finding]:
@@ -183,12 +183,12 @@ def run(arguments: argparse.Namespace) -> int:
         return int(any(each.state == "problem" for each in findings))
     color = shows_color(sys.stdout)
     to_do = []
-    for found in check_all(quick=arguments.quick, only=arguments.backend):
-        first, *rest = wrapped(found.state, f"{found.what}: {found.said}")
-        print(colored(first[:9], COLORS[found.state], color) + first[9:])
+    for finding in check_all(quick=arguments.quick, only=arguments.backend):
+        first, *rest = wrapped(finding.state, f"{finding.what}: {finding.said}")
+        print(colored(first[:9], COLORS[finding.state], color) + first[9:])
         print("\n".join(rest), end="\n" * bool(rest), flush=True)
-        if found.state == "problem":
-            to_do.append(f"{found.what}: {found.remedy}")
+        if finding.state == "problem":
+            to_do.append(f"{finding.what}: {finding.remedy}")
     if not to_do:
         print("\nno problem was found")
         return 0

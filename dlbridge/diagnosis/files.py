@@ -120,8 +120,8 @@ def driver_files(name: str) -> tuple[str, list[Path]]:
     if name == "opencl":
         files = _opencl_files(os.environ.get("OCL_ICD_VENDORS", ""))
         # pyopencl's own loader lists the drivers of wheels, too.
-        found = importlib.util.find_spec("pyopencl")
-        for folder in (found and found.submodule_search_locations) or []:
+        spec = importlib.util.find_spec("pyopencl")
+        for folder in (spec and spec.submodule_search_locations) or []:
             wheels = sorted(Path(folder, ".libs").glob("*.icd"))
             files.extend(sorted(wheels, key=lambda file: file.stem == "oclgrind"))  # a simulator
         return "OCL_ICD_VENDORS", files

@@ -205,8 +205,8 @@ def info() -> Info:
 
 def packages() -> dict[str, str]:
     """Versions of the installed packages in `PACKAGES`; none of them is imported."""
-    found = {name: version_of(name) for name in PACKAGES}
-    return {name: version for name, version in found.items() if version}
+    versions = {name: version_of(name) for name in PACKAGES}
+    return {name: version for name, version in versions.items() if version}
 
 
 def version_of(distribution: str) -> str:

@@ -87,17 +87,19 @@ def try_devices(name: str, setting: str = "") -> tuple[Trial, ...]:
     """
     variable, _, value = setting.partition("=")
     environment = {variable: value} if setting else {}
-    found: dict[str, Trial] = {}
+    trials: dict[str, Trial] = {}
     while True:
-        ended = _run(["-m", "dlbridge.diagnosis.trials", name, str(len(found))], LIMIT, environment)
+        ended = _run(
+            ["-m", "dlbridge.diagnosis.trials", name, str(len(trials))], LIMIT, environment
+        )
         state = ""
         for what, state, said in ended.marked:
             # Of a device with which the process ends there is one line, without a state.
-            found[what] = Trial(what, state or "fails", _one_line(said if state else ended.how))
+            trials[what] = Trial(what, state or "fails", _one_line(said if state else ended.how))
         if ended.well:
-            return tuple(found.values())
-        if state or not found:
-            return (*found.values(), Trial(name, "fails", _one_line(ended.how)))
+            return tuple(trials.values())
+        if state or not trials:
+            return (*trials.values(), Trial(name, "fails", _one_line(ended.how)))
 
 
 def way_out(name: str) -> str:
@@ -118,17 +120,17 @@ def list_devices(names: Collection[str]) -> dict[str, dict[str, Any]]:
 
     After a driver that ends that process, the next process goes on with the rest.
     """
-    found: dict[str, dict[str, Any]] = {}
-    while left := [name for name in names if name not in found]:
+    reports: dict[str, dict[str, Any]] = {}
+    while left := [name for name in names if name not in reports]:
         ended = _run(["-c", _LIST, *left], LIMIT)
         for name, report in ended.marked or [(name, None) for name in left]:
-            found[name] = report or {
+            reports[name] = report or {
                 "owner": provider_of(name),
                 "state": "broken",
                 "reason": f"its driver lists no devices: {_one_line(ended.how)}; "
                 f"leave it out: {way_out(name)}",
             }
-    return found
+    return reports
 
 
 def try_backend(name: str) -> Finding:
@@ -236,7 +238,7 @@ def main(name: str, first: int) -> None:
         _say(name, _state(exc), str(exc))
         return
     for device in devices[first:]:
-        place, what = f"{name}:{device.index}", f"{name}:{device.index}"
+        numbered, what = f"{name}:{device.index}", f"{name}:{device.index}"
         try:
             plugin = bridge.backend(name)
             if isinstance(plugin, SupportsDeviceInfo):
@@ -244,7 +246,7 @@ def main(name: str, first: int) -> None:
                 title = [str(info[key]) for key in ("name", "platform") if key in info]
                 what += f" ({', '.join(title)})" if title else ""
             _say(what)  # a driver that ends the process is found by it
-            wrong = _wrong(place)
+            wrong = _wrong(numbered)
             _say(what, "broken" if wrong else "works", wrong)
         except Exception as exc:  # as above
             said = str(exc) if isinstance(exc, Error) else f"{type(exc).__name__}: {exc}"
