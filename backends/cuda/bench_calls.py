@@ -52,19 +52,19 @@ Contenders = dict[str, Callable[[], object]]
 def module(name: str) -> Any:
     """A library with CUDA, or None."""
     try:
-        found = importlib.import_module(name)
-        if name in ("torch", "cupy") and not found.cuda.is_available():
+        library = importlib.import_module(name)
+        if name in ("torch", "cupy") and not library.cuda.is_available():
             return None
     except Exception:  # each library has its own way to fail; its column stays empty
         return None
-    return found
+    return library
 
 
 def operations(torch: Any, cupy: Any, tvm_ffi: Any) -> dict[str, Contenders]:
     """Operation -> contenders; ours is ``dlbridge``."""
     values = np.arange(N, dtype="float32")
     ours, into = dlbridge.to_device(values, "cuda:0"), dlbridge.zeros(N, "float32", "cuda:0")
-    found: dict[str, Contenders] = {
+    contenders: dict[str, Contenders] = {
         "to_device(x, its device)": {"dlbridge": lambda: dlbridge.to_device(ours, "cuda:0")},
         "empty(1 MiB)": {"dlbridge": lambda: dlbridge.empty(1 << 20, "uint8", "cuda:0")},
         "zeros(1 MiB)": {"dlbridge": lambda: dlbridge.zeros(1 << 20, "uint8", "cuda:0")},
@@ -78,43 +78,45 @@ def operations(torch: Any, cupy: Any, tvm_ffi: Any) -> dict[str, Contenders]:
     if torch:
         theirs = torch.from_dlpack(ours).clone()
         target, host = torch.empty_like(theirs), torch.from_numpy(values)
-        found["from_dlpack(torch)"] = imports(theirs, torch, cupy, tvm_ffi)
-        found["torch.from_dlpack(x)"] = {
+        contenders["from_dlpack(torch)"] = imports(theirs, torch, cupy, tvm_ffi)
+        contenders["torch.from_dlpack(x)"] = {
             "dlbridge": lambda: torch.from_dlpack(ours),
             "torch": lambda: torch.from_dlpack(theirs),
         }
-        found["to_device(x, its device)"]["torch"] = lambda: theirs.to("cuda:0")
-        found["empty(1 MiB)"]["torch"] = lambda: torch.empty(
+        contenders["to_device(x, its device)"]["torch"] = lambda: theirs.to("cuda:0")
+        contenders["empty(1 MiB)"]["torch"] = lambda: torch.empty(
             1 << 20, dtype=torch.uint8, device="cuda"
         )
-        found["zeros(1 MiB)"]["torch"] = lambda: torch.zeros(
+        contenders["zeros(1 MiB)"]["torch"] = lambda: torch.zeros(
             1 << 20, dtype=torch.uint8, device="cuda"
         )
-        found["copy_, 4 KiB on the GPU"]["torch"] = lambda: target.copy_(theirs)
-        found["numpy 4 KiB to the GPU and back"]["torch"] = lambda: host.to("cuda").cpu().numpy()
+        contenders["copy_, 4 KiB on the GPU"]["torch"] = lambda: target.copy_(theirs)
+        contenders["numpy 4 KiB to the GPU and back"]["torch"] = lambda: (
+            host.to("cuda").cpu().numpy()
+        )
     if cupy:
         array = cupy.from_dlpack(ours).copy()
         other = cupy.empty_like(array)
-        found["from_dlpack(cupy)"] = imports(array, torch, cupy, tvm_ffi)
-        found["cupy.from_dlpack(x)"] = {
+        contenders["from_dlpack(cupy)"] = imports(array, torch, cupy, tvm_ffi)
+        contenders["cupy.from_dlpack(x)"] = {
             "dlbridge": lambda: cupy.from_dlpack(ours),
             "cupy": lambda: cupy.from_dlpack(array),
         }
-        found["empty(1 MiB)"]["cupy"] = lambda: cupy.empty(1 << 20, "u1")
-        found["zeros(1 MiB)"]["cupy"] = lambda: cupy.zeros(1 << 20, "u1")
-        found["copy_, 4 KiB on the GPU"]["cupy"] = lambda: cupy.copyto(other, array)
-        found["numpy 4 KiB to the GPU and back"]["cupy"] = lambda: cupy.asarray(values).get()
-    return found
+        contenders["empty(1 MiB)"]["cupy"] = lambda: cupy.empty(1 << 20, "u1")
+        contenders["zeros(1 MiB)"]["cupy"] = lambda: cupy.zeros(1 << 20, "u1")
+        contenders["copy_, 4 KiB on the GPU"]["cupy"] = lambda: cupy.copyto(other, array)
+        contenders["numpy 4 KiB to the GPU and back"]["cupy"] = lambda: cupy.asarray(values).get()
+    return contenders
 
 
 def imports(x: Any, torch: Any, cupy: Any, tvm_ffi: Any) -> Contenders:
     """Every library's ``from_dlpack`` of *x*."""
     libraries = {"torch": torch, "cupy": cupy, "tvm_ffi": tvm_ffi}
-    found: Contenders = {"dlbridge": lambda: dlbridge.from_dlpack(x)}
+    contenders: Contenders = {"dlbridge": lambda: dlbridge.from_dlpack(x)}
     for name, library in libraries.items():
         if library is not None:
-            found[name] = lambda take=library.from_dlpack: take(x)
-    return found
+            contenders[name] = lambda take=library.from_dlpack: take(x)
+    return contenders
 
 
 def kernel_calls(torch: Any, tvm_ffi: Any, folder: Path) -> dict[str, Contenders]:
@@ -163,12 +165,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch, cupy, tvm_ffi = (module(name) for name in ("torch", "cupy", "tvm_ffi"))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        found = operations(torch, cupy, tvm_ffi)
+        contenders_of = operations(torch, cupy, tvm_ffi)
         try:
-            found |= kernel_calls(torch, tvm_ffi, Path(folder))
+            contenders_of |= kernel_calls(torch, tvm_ffi, Path(folder))
         except (OSError, subprocess.CalledProcessError) as exc:
             print(f"the kernel is left out: {exc}", file=sys.stderr)
-        for operation, contenders in found.items():
+        for operation, contenders in contenders_of.items():
             times = best_of(contenders, 5)
             dlbridge.synchronize("cuda:0")
             rows.append(Row(operation, times.pop("dlbridge"), times))

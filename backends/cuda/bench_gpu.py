@@ -51,10 +51,10 @@ def library(name: str) -> Any:
     """Torch or cupy with a GPU; None without."""
     try:
         module = importlib.import_module(name)
-        found = module.cuda.is_available()
+        has_gpu = module.cuda.is_available()
     except Exception:  # not installed, or its own driver trouble: the column stays empty
         return None
-    return module if found else None
+    return module if has_gpu else None
 
 
 def seconds(copy: Copy) -> float:

@@ -56,8 +56,8 @@ class Memory:
 
     def live(self) -> list[FakeMemory]:
         """The memory that somebody has."""
-        found = [known() for known in self.table.copy().values()]
-        return [memory for memory in found if memory is not None]
+        memories = [known() for known in self.table.copy().values()]
+        return [memory for memory in memories if memory is not None]
 
     def lose(self, device_id: int) -> None:
         """Lose the device with all its memory, as if it had been removed (for tests).
@@ -93,13 +93,13 @@ class Memory:
         self.check_device(device_id)
         if device_id in self.lost:
             self.report_loss(device_id)
-        found = self.default_streams[device_id] if handle == 0 else by_handle.get(handle)
-        if found is None or found.device_id != device_id:
+        stream = self.default_streams[device_id] if handle == 0 else by_handle.get(handle)
+        if stream is None or stream.device_id != device_id:
             raise ValueError(
                 f"{handle:#x} is not a stream of ext_dev:{device_id}; pass None, -1 or a "
                 "dlbridge_fake.Stream of that device"
             )
-        return found
+        return stream
 
     def finish(self, device_id: int, handle: int) -> None:
         """Wait for a stream in a destructor, which nothing may stop: a lost device, for example."""

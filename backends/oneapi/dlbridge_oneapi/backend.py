@@ -46,9 +46,9 @@ class OneAPI(Sycl, HostViews, ThroughHost):
         if not self.devices[device_id].has_aspect_usm_device_allocations:
             raise ExchangeError(f"oneapi:{device_id} has no USM memory; use another device")
         self.live_allocations()  # frees what can be freed
-        place = {"alignment": max(alignment, 256), "queue": queue}
+        options = {"alignment": max(alignment, 256), "queue": queue}
         owner = AllocationOwner(self._memory, _Memory(device_id, stream))
-        memory = self.gate.run(f"oneapi:{device_id}: {nbytes} bytes", make, nbytes, **place)
+        memory = self.gate.run(f"oneapi:{device_id}: {nbytes} bytes", make, nbytes, **options)
         owner.resource.memory, owner.data, owner.nbytes = memory, memory._pointer, nbytes
         return owner
 
@@ -112,16 +112,18 @@ class OneAPI(Sycl, HostViews, ThroughHost):
 
     def from_native(self, obj: Any) -> NativeArray | None:
         """The description of *obj*, once its own queue is done; None for other objects."""
-        found = getattr(obj, "__sycl_usm_array_interface__", None)
-        if not isinstance(found, dict):
+        described = getattr(obj, "__sycl_usm_array_interface__", None)
+        if not isinstance(described, dict):
             return None
         self.call(self.call(self.dpctl.memory.as_usm_memory, obj).sycl_queue.wait)
-        (data, readonly), dtype = found["data"], self.numpy.dtype(found["typestr"])
+        (data, readonly), dtype = described["data"], self.numpy.dtype(described["typestr"])
         device_id, _ = self.import_data(0, data, type(obj).__module__)
         readonly &= not type(obj).__module__.startswith("dpctl.memory")  # which says it of all
-        offset = (found.get("offset") or 0) * dtype.itemsize
-        strides = found["strides"] and tuple(step * dtype.itemsize for step in found["strides"])
-        layout = data, offset, dtype.name, tuple(found["shape"]), strides
+        offset = (described.get("offset") or 0) * dtype.itemsize
+        strides = described["strides"] and tuple(
+            step * dtype.itemsize for step in described["strides"]
+        )
+        layout = data, offset, dtype.name, tuple(described["shape"]), strides
         return NativeArray(device_id, *layout, bool(readonly), owner=Owner(self._borrowed, [obj]))
 
     def to_native(self, array: NativeArray) -> USMArray:

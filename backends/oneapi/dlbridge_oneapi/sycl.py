@@ -51,15 +51,15 @@ class Sycl(Devices):
             raise BackendUnavailable(f"oneapi: no dpctl ({exc}); pip install dpctl") from exc
         self.dpctl: Any = dpctl
         self.numpy: Any = numpy
-        found = dpctl.get_devices()
-        usable = [i for i, each in enumerate(found) if each.has_aspect_usm_device_allocations]
+        devices = dpctl.get_devices()
+        usable = [i for i, each in enumerate(devices) if each.has_aspect_usm_device_allocations]
         if not usable:
             raise BackendUnavailable(
-                f"oneapi: no SYCL device of {len(found)} has USM; install a GPU's driver, or for "
+                f"oneapi: no SYCL device of {len(devices)} has USM; install a GPU's driver, or for "
                 f"the CPU intel-opencl-rt, with OCL_ICD_FILENAMES={sys.prefix}/lib/libintelocl.so"
             )
         # The numbers are dpctl's, as dpnp exports them; only what follows the last is left out.
-        self.devices = found[: usable[-1] + 1]
+        self.devices = devices[: usable[-1] + 1]
         self._own = [dpctl.get_device_cached_queue(device) for device in self.devices]
         self._homes = {(q.sycl_device, q.sycl_context): i for i, q in enumerate(self._own)}
         self._users: dict[int, Any] = {}  # handle -> queue
@@ -135,10 +135,10 @@ class Sycl(Devices):
         ``queue = bridge.backend("oneapi").queue(0)``
         """
         self.check_device(device_id)
-        found = self._users.get(stream) if stream else self._own[device_id]
-        if found is None:
+        queue = self._users.get(stream) if stream else self._own[device_id]
+        if queue is None:
             raise DeviceError(f"oneapi:{device_id} knows no queue {stream:#x} any more; pass it")
-        return found
+        return queue
 
     def home(self, queue: Any) -> int | None:
         """The device of *queue*; None if its context is not the one that dpctl shares."""
@@ -213,10 +213,10 @@ class Sycl(Devices):
         if not queue.is_in_order:
             self.call(queue.wait)
 
-    def usm(self, address: int, nbytes: int, place: Any) -> Any:
-        """The object of dpctl for USM memory of any owner; ValueError if *place* has it not."""
+    def usm(self, address: int, nbytes: int, syclobj: Any) -> Any:
+        """The object of dpctl for USM memory of any owner; ValueError if *syclobj* has it not."""
         layout = {"shape": (nbytes,), "strides": None, "typestr": "|u1"}
-        described = USMArray(None, data=(address, False), syclobj=place, **layout)
+        described = USMArray(None, data=(address, False), syclobj=syclobj, **layout)
         return self.dpctl.memory.as_usm_memory(described)
 
     def finish(self) -> None:

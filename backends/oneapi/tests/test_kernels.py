@@ -14,5 +14,5 @@ def test_the_blur(oneapi, shape, radius):
     source = bridge.to_device(image, "oneapi:0", copy=True)
     target = bridge.empty(shape, "uint8", "oneapi:0")
     kernels.KERNELS["oneapi"](source, target, radius)
-    found = bridge.to_device(target, "cpu", like="numpy")
-    assert np.array_equal(found, kernels.by_numpy(image, radius))
+    values = bridge.to_device(target, "cpu", like="numpy")
+    assert np.array_equal(values, kernels.by_numpy(image, radius))

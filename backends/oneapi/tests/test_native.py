@@ -146,9 +146,9 @@ def test_an_imported_pointer_is_on_the_device_that_sycl_says(oneapi, queue, kind
     inside = memory._pointer + 5
     for device_id in (0, 7):
         assert oneapi.import_data(device_id, inside, "test") == (0, inside)
-        found = bridge.from_dlpack(renamed(tensor, inside, device_id))
-        assert str(found.device) == "oneapi:0"
-        assert on_host(found).tolist() == [*range(5, 15)]
+        taken = bridge.from_dlpack(renamed(tensor, inside, device_id))
+        assert str(taken.device) == "oneapi:0"
+        assert on_host(taken).tolist() == [*range(5, 15)]
 
 
 def test_imported_pointers_of_nobody_are_refused(oneapi, queue):

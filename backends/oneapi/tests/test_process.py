@@ -124,8 +124,8 @@ def devices(oneapi, monkeypatch):
         dpctl, "get_device_cached_queue", lambda each: make(real if type(each) is Device else each)
     )
 
-    def backend(*found):
-        monkeypatch.setattr(dpctl, "get_devices", lambda: [each or real for each in found])
+    def backend(*listed):
+        monkeypatch.setattr(dpctl, "get_devices", lambda: [each or real for each in listed])
         return type(oneapi)()
 
     return backend

@@ -104,9 +104,9 @@ def find(handle: cl.Device) -> int | None:
 
 def context(device_id: int) -> cl.Context:
     """The context in which the device's memory is made: the user's, or one made here."""
-    found = CONTEXTS.get(device_id)
-    if found is not None:
-        return found
+    made = CONTEXTS.get(device_id)
+    if made is not None:
+        return made
     chosen = device(device_id)
     with _lock:
         if device_id not in CONTEXTS:
@@ -116,8 +116,8 @@ def context(device_id: int) -> cl.Context:
 
 
 def contexts() -> set[int]:
-    """The handles of the contexts in which memory is made."""
-    return {found.int_ptr for found in list(CONTEXTS.values())}
+    """The handles of the contexts in which memory is each."""
+    return {each.int_ptr for each in list(CONTEXTS.values())}
 
 
 def use_context(context: cl.Context) -> None:
@@ -158,11 +158,11 @@ def use_context(context: cl.Context) -> None:
         )
     for each in _all():
         each.driver.check()
-    found = [number for number in map(find, context.devices) if number is not None]
-    if not found:
+    numbers = [number for number in map(find, context.devices) if number is not None]
+    if not numbers:
         raise ExchangeError(f"{context!r} has no device that clGetDeviceIDs lists")
     with _lock:
-        CONTEXTS.update(dict.fromkeys(found, context))
+        CONTEXTS.update(dict.fromkeys(numbers, context))
 
 
 def device_info(device_id: int) -> Mapping[str, object]:
@@ -233,19 +233,19 @@ def _enumerate() -> list[Device]:
     platforms.sort(key=lambda platform: platform.name in SIMULATORS)
     troubles: list[str] = []
     drivers = {several: Driver(several) for several in (True, False)}
-    found: list[Device] = []
+    devices: list[Device] = []
     for platform in platforms:
         try:
-            found += [
+            devices += [
                 _describe(number, handle, platform.name, drivers)
-                for number, handle in enumerate(platform.get_devices(), len(found))
+                for number, handle in enumerate(platform.get_devices(), len(devices))
             ]
         except cl.Error as exc:  # a broken driver must not hide the others
             troubles.append(f"{platform.name}: {exc}")
-    if not found:
+    if not devices:
         reasons = "; ".join(troubles) or ", ".join(platform.name for platform in platforms)
         raise BackendUnavailable(f"opencl: no driver has a device ({reasons}); {INSTALL}")
-    return found
+    return devices
 
 
 def _describe(
@@ -300,11 +300,11 @@ PCI_BUS_INFO_KHR = 0x410F
 def _identity(handle: cl.Device) -> dict[str, object]:
     """``uuid`` and ``pci`` of a device, each where its driver says it."""
     extensions = handle.extensions.split()
-    found: dict[str, object] = {}
+    identity: dict[str, object] = {}
     if "cl_khr_device_uuid" in extensions:
         raw = _ask(handle, UUID_KHR, ctypes.c_ubyte * UUID_SIZE)
         if raw is not None:
-            found["uuid"] = str(uuid.UUID(bytes=bytes(raw)))
+            identity["uuid"] = str(uuid.UUID(bytes=bytes(raw)))
     address = None
     if "cl_khr_pci_bus_info" in extensions:
         address = _ask(handle, PCI_BUS_INFO_KHR, ctypes.c_uint32 * 4)
@@ -312,8 +312,8 @@ def _identity(handle: cl.Device) -> dict[str, object]:
         address = _nvidia_address(handle)
     if address is not None:
         domain, bus, device, function = address
-        found["pci"] = f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
-    return found
+        identity["pci"] = f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
+    return identity
 
 
 def _nvidia_address(handle: cl.Device) -> tuple[int, int, int, int] | None:

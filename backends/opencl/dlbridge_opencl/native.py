@@ -127,16 +127,16 @@ def to_native(array: NativeArray) -> object:
             "opencl: the tensor is read-only, and a kernel could write to the pyopencl array; "
             "copy it first: to_device(x, device, copy=True).to_native()"
         )
-    found = memory.memory_at(array.device_id, array.data)
-    if queue.context != found.context:
-        queue = queues.elsewhere(array.device_id, found.context)
-    noted = [] if found.users is None else found.users.queues
+    entry = memory.memory_at(array.device_id, array.data)
+    if queue.context != entry.context:
+        queue = queues.elsewhere(array.device_id, entry.context)
+    noted = [] if entry.users is None else entry.users.queues
     # `use_stream` may have put our work on one of the first; the others have the user's.
-    for user in [*queues.users(found.context), *noted]:
+    for user in [*queues.users(entry.context), *noted]:
         queues.order(array.device_id, queue, user)
-    users = found.users = queues.note_user(array.data, queue)
+    users = entry.users = queues.note_user(array.data, queue)
     buffer = cl.MemoryObject.from_int_ptr(array.data, True)
-    buffer.owner = array.owner if found.is_ours else (array.owner, users)
+    buffer.owner = array.owner if entry.is_ours else (array.owner, users)
     return Array(queue, array.shape, dtype, data=buffer, offset=array.offset, strides=array.strides)
 
 

@@ -68,19 +68,19 @@ def _current(device_id: int) -> Stream:
     own: dict[str, _QueuesOfThread] = _thread.__dict__
     # One step makes the dictionary: a finalizer that runs meanwhile may make it first.
     queues = own.get("queues") or own.setdefault("queues", _QueuesOfThread())
-    found = queues.get(device_id)
-    if found is None or found.context is not context:
-        found = queues[device_id] = _take(device_id, context)
-    return found
+    queue = queues.get(device_id)
+    if queue is None or queue.context is not context:
+        queue = queues[device_id] = _take(device_id, context)
+    return queue
 
 
 def _take(device_id: int, context: cl.Context) -> Stream:
     try:
-        found = _spare[device_id, context].pop()  # atomic, as other threads may do the same
+        queue = _spare[device_id, context].pop()  # atomic, as other threads may do the same
     except LookupError:
-        found = _described(device_id, new(device_id, context))
+        queue = _described(device_id, new(device_id, context))
     # The context by the same name that it has now: an equal one may have another.
-    ours = OURS[found.handle] = found._replace(context=context)
+    ours = OURS[queue.handle] = queue._replace(context=context)
     return ours
 
 
@@ -142,9 +142,9 @@ def _forget_oldest(kept: dict[Any, Any], limit: int) -> None:
 def current_stream(device_id: int) -> int:
     """The handle of this thread's queue."""
     try:  # mostly it is there; each call less counts here
-        found: Stream = _thread.queues[device_id]
-        if found.context is devices.CONTEXTS[device_id]:
-            return found.handle
+        queue: Stream = _thread.queues[device_id]
+        if queue.context is devices.CONTEXTS[device_id]:
+            return queue.handle
     except (AttributeError, KeyError):
         pass
     return _current(device_id).handle
@@ -307,12 +307,12 @@ def note_user(data: int, queue: cl.CommandQueue) -> Users:
     or was given to the user here.
     """
     with _users_lock:
-        found = recall(users_of, data)
-        if found is None:
-            remember(users_of, data, found := Users())
-        if queue not in found.queues:
-            found.queues.append(queue)
-        return found
+        users = recall(users_of, data)
+        if users is None:
+            remember(users_of, data, users := Users())
+        if queue not in users.queues:
+            users.queues.append(queue)
+        return users
 
 
 def _all_noted() -> set[cl.CommandQueue]:

@@ -24,8 +24,8 @@ def positions(offset, strides, shape, run):
 
 def layouts(number, apart):
     """Pairs of regions without common bytes; *apart*: nor does one reach into the other's span."""
-    chance, found = random.Random(number), []
-    while len(found) < number:
+    chance, cases = random.Random(number), []
+    while len(cases) < number:
         run = chance.choice([1, 2, 4, 8, 12])
         shape = [chance.randint(2, 6), chance.randint(2, 9)][: chance.choice([1, 2])]
         sides = []
@@ -37,8 +37,8 @@ def layouts(number, apart):
         if max(there.max(), here.max()) >= SIZE or np.intersect1d(there, here).size:
             continue
         if (there.min() > here.max() or here.min() > there.max()) == apart:
-            found.append((sides, shape, run, there, here))
-    return found
+            cases.append((sides, shape, run, there, here))
+    return cases
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "interleaved"])

@@ -95,12 +95,12 @@ class TorchDevice(Devices):
         """
         self.check_device(device_id)
         ask, version = self.module, self.torch.__version__
-        found: dict[str, object] = {"name": f"torch.{self.kind}", "driver": f"torch {version}"}
+        info: dict[str, object] = {"name": f"torch.{self.kind}", "driver": f"torch {version}"}
         with suppress(Exception):  # what torch does not say stays out
-            found["name"] = str(ask.get_device_name(device_id))
-            found["memory_used"] = int(ask.memory_reserved(device_id))
-            found["memory"] = int(ask.get_device_properties(device_id).total_memory)
-        return found
+            info["name"] = str(ask.get_device_name(device_id))
+            info["memory_used"] = int(ask.memory_reserved(device_id))
+            info["memory"] = int(ask.get_device_properties(device_id).total_memory)
+        return info
 
     def allocate(
         self, device_id: int, nbytes: int, alignment: int, stream: int, content: Any = None
@@ -114,10 +114,10 @@ class TorchDevice(Devices):
         return self._enter(owner, self._run(f"allocating {nbytes} bytes", *what))
 
     def _empty(self, device_id: int, nbytes: int, alignment: int) -> Any:
-        make, place = self.torch.empty, self.torch.device(self.kind, device_id)
-        made = make(nbytes, dtype=self.torch.uint8, device=place)
+        make, device = self.torch.empty, self.torch.device(self.kind, device_id)
+        made = make(nbytes, dtype=self.torch.uint8, device=device)
         if self.device_type in ADDRESS_DEVICES and made.data_ptr() % alignment:
-            made = make(nbytes + alignment, dtype=self.torch.uint8, device=place)
+            made = make(nbytes + alignment, dtype=self.torch.uint8, device=device)
             start = -made.data_ptr() % alignment
             made = made[start : start + nbytes]
         return made
@@ -201,14 +201,14 @@ class TorchDevice(Devices):
     def _side(self, side: Span | memoryview, region: Region | None, stream: int) -> Any:
         """One side of a copy as torch's tensor; host memory is not copied."""
         if isinstance(side, Span):
-            found = self._bytes(side, stream)
+            elements = self._bytes(side, stream)
         else:
             host = bytes_at(address_of(side), side.nbytes)
-            found = self.torch.frombuffer(host, dtype=self.torch.uint8)
+            elements = self.torch.frombuffer(host, dtype=self.torch.uint8)
         if region is None:
-            return found
+            return elements
         shape, strides, run = region
-        return found.as_strided((*shape, run), (*strides, 1), found.storage_offset())
+        return elements.as_strided((*shape, run), (*strides, 1), elements.storage_offset())
 
     def _copy(self, stream: int, target: Any, source: Any, *regions: Region) -> None:
         """Copy between two spans, or a span and host memory, which is done with on return."""
@@ -317,8 +317,8 @@ class TorchDevice(Devices):
                 f"{strides} bytes, readonly={array.readonly}; copy it, or view it as uint8"
             )
         if empty:
-            place = torch.device(self.kind, array.device_id)
-            return torch.empty(array.shape, dtype=dtype, device=place)
+            device = torch.device(self.kind, array.device_id)
+            return torch.empty(array.shape, dtype=dtype, device=device)
         owner, start = self._find(array.data)
         base, start = owner.resource.tensor, start + array.offset
         first = start + base.storage_offset()
@@ -372,12 +372,12 @@ class TorchStreams(TorchDevice):
         ``stream = bridge.backend("torch-npu").stream(0)``
         """
         self.check_device(device_id)
-        found = self._streams.get((device_id, stream)) if stream else self._default(device_id)
-        if found is None:
+        known = self._streams.get((device_id, stream)) if stream else self._default(device_id)
+        if known is None:
             raise DeviceError(
                 f"{self.name}:{device_id} knows no stream {stream:#x}; pass torch's object of it"
             )
-        return found
+        return known
 
     def _default(self, device_id: int) -> Any:
         if hasattr(self.module, "default_stream"):
@@ -400,9 +400,9 @@ class TorchStreams(TorchDevice):
     def normalize_stream(self, device_id: int, stream: Any) -> int:
         """The handle of a stream object of torch, of None, or of a number that torch can take."""
         self.check_device(device_id)
-        place = self.torch.device(self.kind, device_id)
+        device = self.torch.device(self.kind, device_id)
         if isinstance(stream, self._classes):
-            if stream.device != place:
+            if stream.device != device:
                 raise ValueError(f"{stream!r} is no stream of {self.name}:{device_id}; pass one")
             return self._handle(device_id, stream)
         number = self._rules.normalize(stream)
@@ -416,7 +416,7 @@ class TorchStreams(TorchDevice):
                 f"stream={number} is no known stream of {self.name}:{device_id}, and torch takes "
                 f"no handles of others there; pass None, {self._rules.advice}"
             )
-        external = self._gate.run(f"{self.name}: stream {number}", make, number, place)
+        external = self._gate.run(f"{self.name}: stream {number}", make, number, device)
         self._streams.setdefault((device_id, number), external)
         return number
 

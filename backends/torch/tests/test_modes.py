@@ -91,5 +91,5 @@ def test_inside_torch_compile(backend):
     def function(x):
         return there_and_back(x * 2) + 1
 
-    found = function(torch.from_numpy(HOST.copy()))
-    assert np.array_equal(found.numpy(), HOST * 2 + 1)
+    result = function(torch.from_numpy(HOST.copy()))
+    assert np.array_equal(result.numpy(), HOST * 2 + 1)

@@ -487,7 +487,7 @@ class Vulkan(kit.Devices, kit.ThroughHost):
         ``bridge.asarray(vulkan.wrap_buffer(index, buffer, memory, 4096, dtype="float32",
         shape=(32, 32)))``
         """
-        device, number, place = self.devices[device_id], handle(buffer), handle(memory)
+        device, number, memory_handle = self.devices[device_id], handle(buffer), handle(memory)
         if not number or nbytes <= 0:
             raise ValueError(
                 f"a VkBuffer of {nbytes} bytes with handle {number} is not valid: both must be "
@@ -502,7 +502,7 @@ class Vulkan(kit.Devices, kit.ThroughHost):
         made = device.own()
         made.keeps, wrapped = owner, made.resource[0]
         wrapped.start = memory_offset
-        device.describe(wrapped, number, place, nbytes, mapped, bool(mapped))
+        device.describe(wrapped, number, memory_handle, nbytes, mapped, bool(mapped))
         device.enter(made)
         array = NativeArray(device.index, made.data, 0, dtype, extent, None, False, owner)
         return native.describe(wrapped, array, memory_owner=made)

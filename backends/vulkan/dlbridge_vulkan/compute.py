@@ -298,10 +298,10 @@ def _binding_of(tensor: Any, device: Device, devices: Devices) -> Binding:
 
 
 def _check_bindings(device: Device, bindings: Sequence[Binding]) -> None:
-    """ExchangeError for what the device cannot bind, by its place among the tensors."""
+    """ExchangeError for what the device cannot bind, by its position among the tensors."""
     step = device.physical.limits["min_storage_buffer_offset_alignment"]
     most = device.physical.limits["max_storage_buffer_range"]
-    for place, (buffer, offset, nbytes) in enumerate(bindings):
+    for position, (buffer, offset, nbytes) in enumerate(bindings):
         if buffer.device is not device:
             reason = (
                 f"is on vulkan:{buffer.device.index}, the kernel on vulkan:{device.index}; move it "
@@ -323,17 +323,17 @@ def _check_bindings(device: Device, bindings: Sequence[Binding]) -> None:
             reason = f"ends at byte {offset + nbytes}, outside its buffer of {buffer.nbytes} bytes"
         else:
             continue
-        raise ExchangeError(f"tensor {place} {reason}")
+        raise ExchangeError(f"tensor {position} {reason}")
 
 
 def _check_readonly(tensors: Sequence[Any], writable: frozenset[int]) -> None:
     """ExchangeError for a read-only tensor at a binding that the module may write to."""
-    for place, tensor in enumerate(tensors):
-        if tensor.readonly and place in writable:
+    for position, tensor in enumerate(tensors):
+        if tensor.readonly and position in writable:
             raise ExchangeError(
-                f"tensor {place} is read-only, and the module may write to binding {place}: it is "
-                "not marked NonWritable. Declare the buffer `readonly` in the shader if it is only "
-                "read, or pass a copy"
+                f"tensor {position} is read-only, and the module may write to binding {position}: "
+                "it is not marked NonWritable. Declare the buffer `readonly` in the shader if it "
+                "is only read, or pass a copy"
             )
 
 

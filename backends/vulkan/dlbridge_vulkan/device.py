@@ -126,7 +126,7 @@ class Device:
     def allocate(self, nbytes: int, alignment: int, is_slot: bool = False) -> Allocation:
         """A new buffer, of the first memory type that has room; *is_slot*: one for staging.
 
-        *alignment* (bytes, a power of two) holds for the host's address, or for the place in
+        *alignment* (bytes, a power of two) holds for the host's address, or for the offset in
         the block where there is none. DeviceMemoryError if no type has room, even after what was
         freed has been waited for, or if it is more than the device allows at once.
         """
@@ -178,11 +178,11 @@ class Device:
     def _place_in(self, heap: Heap, buffer: Buffer, size: int, alignment: int, step: int) -> None:
         buffer.heap = heap
         try:
-            heap.place(buffer, size, alignment, step)
+            heap.take(buffer, size, alignment, step)
         except DeviceMemoryError:
             if not self.make_room([heap]):
                 raise
-            heap.place(buffer, size, alignment, step)
+            heap.take(buffer, size, alignment, step)
 
     def own(self) -> Allocation:
         """The owner of a buffer that is made for itself, on memory of no heap: nothing yet."""
@@ -268,14 +268,14 @@ class Device:
 
     def _empty(self, pool: Pool) -> bool:
         """Destroy what *pool* has; whether there was anything."""
-        found = False
+        had_any = False
         while True:
             owner = Allocation(self.buffers, [])
             if not pool.take_any(owner.resource):
                 break
-            found, owner.resource[0].key = True, None
+            had_any, owner.resource[0].key = True, None
         pool.reset()
-        return found
+        return had_any
 
     def _end_kernel(self, kernel: KernelObjects) -> bool:
         """Destroy what a kernel had, if its work is done."""

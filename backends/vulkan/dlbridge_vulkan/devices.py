@@ -322,9 +322,9 @@ def device_refusal(physical: PhysicalDevice) -> str:
     if FD_MEMORY not in physical.extensions:
         return f"{physical.name} has no {FD_MEMORY}"
     info = struct("VkPhysicalDeviceExternalBufferInfo", usage=USAGE, handleType=OPAQUE_FD)
-    found = struct("VkExternalBufferProperties")
-    load().vkGetPhysicalDeviceExternalBufferProperties(physical.pointer, info, found)
-    features = found.externalMemoryProperties.externalMemoryFeatures
+    properties = struct("VkExternalBufferProperties")
+    load().vkGetPhysicalDeviceExternalBufferProperties(physical.pointer, info, properties)
+    features = properties.externalMemoryProperties.externalMemoryFeatures
     if not features & constant("VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT"):
         return f"{physical.name} does not export the memory of buffers"
     if features & constant("VK_EXTERNAL_MEMORY_FEATURE_DEDICATED_ONLY_BIT"):

@@ -138,13 +138,13 @@ def physical_devices(instance: Any, version: int) -> list[PhysicalDevice]:
         raise BackendUnavailable(f"no usable Vulkan driver: {exc}") from exc
     for pointer in listed:
         try:
-            found = describe(pointer, version)
+            described = describe(pointer, version)
         except (DeviceError, DeviceMemoryError) as exc:  # one that fails hides no other
-            found = f"{device_name(pointer)} could not be described: {exc}"
-        if isinstance(found, str):
-            refused.append(found)
+            described = f"{device_name(pointer)} could not be described: {exc}"
+        if isinstance(described, str):
+            refused.append(described)
         else:
-            usable.append(found)
+            usable.append(described)
     if not usable:
         raise BackendUnavailable(
             f"no usable Vulkan device ({'; '.join(refused) or 'the loader found no driver'}). "

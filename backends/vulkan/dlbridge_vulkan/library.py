@@ -174,10 +174,10 @@ def array(function: Any, kind: str, *arguments: Any) -> Any:
     while True:
         what = f"the enumeration of {kind}"
         check(function(*arguments, count, ffi.NULL) or 0, what)  # some return nothing
-        found = ffi.new(f"{kind}[]", count[0])
-        check(function(*arguments, count, found) or 0, what)
-        if count[0] == len(found):
-            return found
+        listed = ffi.new(f"{kind}[]", count[0])
+        check(function(*arguments, count, listed) or 0, what)
+        if count[0] == len(listed):
+            return listed
 
 
 def text(characters: Any) -> str:

@@ -2,7 +2,7 @@
 
 Drivers allow few allocations (4096 is common), so buffers are bound at offsets
 inside large blocks. Each tensor still has a VkBuffer of its own, bound at one
-place and beginning at its byte 0, as TVM's convention wants it. Small ones that
+offset and beginning at its byte 0, as TVM's convention wants it. Small ones that
 nobody uses any more are kept as they are, in a pool.
 
 No lock guards the ranges of a block: they are replaced as a whole, if they are still those that
@@ -124,7 +124,7 @@ class Block(Owner[DeviceMemory]):
         return int(self.resource.cell[0])
 
     def fit(self, size: int, alignment: int, step: int) -> tuple[int, int] | None:
-        """``(waste, start)`` of the best place for *size* bytes, or None.
+        """``(waste, start)`` of the best range for *size* bytes, or None.
 
         *alignment* is honoured for the host's address where there is one (as
         long as the block's own address is a multiple of *step*, what Vulkan wants).
@@ -137,8 +137,8 @@ class Block(Owner[DeviceMemory]):
                 best = (high - low - size, start)
         return best
 
-    def take(self, place: Buffer, start: int, size: int) -> bool:
-        """Let *place* have *size* bytes from *start* on; False if they are not free."""
+    def take(self, buffer: Buffer, start: int, size: int) -> bool:
+        """Let *buffer* have *size* bytes from *start* on; False if they are not free."""
         free, end = self.free, start + size
         index = bisect.bisect_right(free, (start, self.size + 1)) - 1
         if index < 0 or free[index][1] < end:
@@ -150,14 +150,14 @@ class Block(Owner[DeviceMemory]):
             return False
         # No tuple of them all: CPython 3.11 may run finalizers where it makes one.
         self.free = left
-        place.block = self
-        place.start, place.end = start, end
+        buffer.block = self
+        buffer.start, buffer.end = start, end
         return True
 
-    def put_back(self, place: Buffer) -> None:
-        """Take the bytes of *place* back, joined with their free neighbours."""
-        while place.block is self:
-            free, start, end = self.free, place.start, place.end
+    def put_back(self, buffer: Buffer) -> None:
+        """Take the bytes of *buffer* back, joined with their free neighbours."""
+        while buffer.block is self:
+            free, start, end = self.free, buffer.start, buffer.end
             first = last = bisect.bisect_left(free, (start, end))
             if first and free[first - 1][1] == start:
                 first, start = first - 1, free[first - 1][0]
@@ -165,7 +165,7 @@ class Block(Owner[DeviceMemory]):
                 last, end = last + 1, free[last][1]
             joined = [*free[:first], (start, end), *free[last:]]
             if self.free is free:
-                self.free, place.block = joined, None
+                self.free, buffer.block = joined, None
 
     @property
     def is_empty(self) -> bool:
@@ -198,24 +198,24 @@ class Heap:
         self._block = min(BLOCK, max(1 << 20, kind.size // 8))
         self._keep = keep
 
-    def place(self, place: Buffer, size: int, alignment: int, step: int) -> None:
-        """Let *place* have *size* bytes at a multiple of *alignment*; DeviceMemoryError if full."""
+    def take(self, buffer: Buffer, size: int, alignment: int, step: int) -> None:
+        """Let *buffer* have *size* bytes at a multiple of *alignment*; else DeviceMemoryError."""
         while True:
             best: tuple[int, int] | None = None
-            found = None
+            tightest = None
             for block in self.blocks:
                 fit = block.fit(size, alignment, step)
                 if fit is not None and (best is None or fit[0] < best[0]):
-                    best, found = fit, block
-            if found is None or best is None:
+                    best, tightest = fit, block
+            if tightest is None or best is None:
                 # A block's own address may be less aligned than the buffer wants.
-                self._grow(size + (alignment if alignment > step else 0), place, alignment, step)
+                self._grow(size + (alignment if alignment > step else 0), buffer, alignment, step)
                 return
-            if found.take(place, best[1], size):
+            if tightest.take(buffer, best[1], size):
                 return
 
-    def _grow(self, need: int, place: Buffer, alignment: int, step: int) -> None:
-        """A new block for *need* bytes, and the first of them for *place*."""
+    def _grow(self, need: int, buffer: Buffer, alignment: int, step: int) -> None:
+        """A new block for *need* bytes, and the first of them for *buffer*."""
         large = need > self._block // 2
         try:
             block = self._new(need if large else self._block)
@@ -226,7 +226,7 @@ class Heap:
         size = need - (alignment if alignment > step else 0)
         fit = block.fit(size, alignment, step)
         assert fit is not None  # it was made large enough
-        block.take(place, fit[1], size)
+        block.take(buffer, fit[1], size)
         self.blocks.append(block)  # others see it only now
 
     def _new(self, size: int) -> Block:

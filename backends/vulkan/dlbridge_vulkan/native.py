@@ -96,6 +96,6 @@ def describe(source: Buffer, array: NativeArray, memory_owner: object = None) ->
 
 def bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     """The bytes of compact elements of a dtype string; a bool has 8 bits."""
-    found = re.fullmatch(r"[a-z]+(\d+)(?:_\w+?)?(?:x(\d+))?", dtype)
-    bits = int(found[1]) * int(found[2] or 1) if found else 8
+    match = re.fullmatch(r"[a-z]+(\d+)(?:_\w+?)?(?:x(\d+))?", dtype)
+    bits = int(match[1]) * int(match[2] or 1) if match else 8
     return -(-prod(shape) * bits // 8)

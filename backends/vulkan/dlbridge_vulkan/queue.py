@@ -163,7 +163,7 @@ class Queue:
         """VkQueueSubmit with the next value; the lock is held.
 
         A finalizer may submit while this prepares: then all is prepared again
-        with a later value. From the comparison to the call there is no place
+        with a later value. From the comparison to the call there is no point
         where Python runs finalizers, signal handlers or other threads: it does
         so after calls, at the ends of loops and where containers are made.
         """

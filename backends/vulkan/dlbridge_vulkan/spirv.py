@@ -74,12 +74,12 @@ class Module:
         elif code == POINTER:  # to a buffer, by its address
             self._sizes[number] = 8
         elif code == STRUCT:
-            ends = [self._end(number, place, kind) for place, kind in enumerate(operands)]
+            ends = [self._end(number, member, kind) for member, kind in enumerate(operands)]
             self._sizes[number] = max(ends)
 
-    def _end(self, struct: int, place: int, kind: int) -> int:
+    def _end(self, struct: int, member: int, kind: int) -> int:
         """Where a member of a struct ends."""
-        end = self._decorated[struct, place, OFFSET]
+        end = self._decorated[struct, member, OFFSET]
         code, operands = self._types[kind]
         while code == ARRAY:
             end += (self._constants[operands[1]] - 1) * self._decorated[kind, ARRAY_STRIDE]
@@ -89,8 +89,8 @@ class Module:
             return end + self._sizes[kind]
         column, columns = operands
         scalar, rows = self._types[column][1]
-        stride = self._decorated[struct, place, MATRIX_STRIDE]
-        if (struct, place, ROW_MAJOR) in self._decorated:
+        stride = self._decorated[struct, member, MATRIX_STRIDE]
+        if (struct, member, ROW_MAJOR) in self._decorated:
             return end + (rows - 1) * stride + columns * self._sizes[scalar]
         return end + (columns - 1) * stride + self._sizes[column]
 
@@ -112,7 +112,7 @@ class Module:
 
         That is GLSL's ``readonly``, HLSL's ``ByteAddressBuffer`` and ``StructuredBuffer``.
         """
-        found = set()
+        bindings = set()
         for variable in self._variables:
             kind, _ = self._value(variable)
             code, members = self._types.get(kind, (0, []))
@@ -122,8 +122,8 @@ class Module:
             )
             binding = self._decorated.get((variable, BINDING))
             if binding is not None and not self._set_of(variable) and not marked:
-                found.add(binding)
-        return frozenset(found)
+                bindings.add(binding)
+        return frozenset(bindings)
 
     def check(self, entry: str, buffers: int, push_nbytes: int) -> None:
         """ValueError if *entry* is not there, or needs other bindings or more push constants.
@@ -191,11 +191,11 @@ def _text(words: list[int]) -> str:
 def _instructions(spirv: bytes) -> list[tuple[int, list[int]]]:
     """Each instruction's code and operands, up to the first that is not well-formed."""
     words = array("I", spirv[: len(spirv) // 4 * 4])
-    found, at = [], 5  # after the header
+    instructions, at = [], 5  # after the header
     while at < len(words):
         length, code = words[at] >> 16, words[at] & 0xFFFF
         if length == 0 or at + length > len(words):
             break
-        found.append((code, words[at + 1 : at + length].tolist()))
+        instructions.append((code, words[at + 1 : at + length].tolist()))
         at += length
-    return found
+    return instructions

@@ -69,8 +69,8 @@ def swiftshader() -> Path | None:
     """The second driver: DLBRIDGE_SWIFTSHADER, or what swiftshader.py has fetched."""
     named = os.environ.get("DLBRIDGE_SWIFTSHADER")
     fetched = HERE.parents[2] / "build" / "swiftshader" / "libvk_swiftshader.so"
-    found = Path(named) if named else fetched
-    return found if found.is_file() else None
+    path = Path(named) if named else fetched
+    return path if path.is_file() else None
 
 
 def _drivers() -> list[str]:
@@ -206,8 +206,8 @@ class Gate:
         self.is_open, declared = True, cffi.FFI()
         declared.cdef("typedef struct { int type; void *next; uint64_t semaphore, value; } Info;")
         info = declared.new("Info *", [1000207005, declared.NULL, int(self.semaphore[0]), 1])
-        found = load().vkGetDeviceProcAddr(self.queue.device, b"vkSignalSemaphore")
-        device, function = (int(ffi.cast("uintptr_t", it)) for it in (self.queue.device, found))
+        signal = load().vkGetDeviceProcAddr(self.queue.device, b"vkSignalSemaphore")
+        device, function = (int(ffi.cast("uintptr_t", it)) for it in (self.queue.device, signal))
         assert declared.cast("int (*)(uintptr_t, Info *)", function)(device, info) == 0
 
 

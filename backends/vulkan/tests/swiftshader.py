@@ -43,9 +43,9 @@ def fetch(folder: Path) -> Path:
         done = subprocess.run(["node", "-e", UNPACK], input=packed, capture_output=True, check=True)
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         library = archive.extractfile(LIBRARY).read()
-    found = hashlib.sha256(library).hexdigest()
-    if found != SHA256:
-        raise SystemExit(f"{LIBRARY} of {PACKAGE} has SHA-256 {found}, not {SHA256}")
+    digest = hashlib.sha256(library).hexdigest()
+    if digest != SHA256:
+        raise SystemExit(f"{LIBRARY} of {PACKAGE} has SHA-256 {digest}, not {SHA256}")
     folder.mkdir(parents=True, exist_ok=True)
     target.write_bytes(library)
     return target

@@ -224,9 +224,9 @@ void main() {{ values[gl_GlobalInvocationID.x] *= {kind}(3); }}
 def test_shaders_of_every_dtype(vulkan, tensors, compiled, kind, dtype, needs):
     """The layer names a feature that a module needs and the device was not opened with."""
     offered = features(vulkan.devices[0].physical.pointer).values()
-    found = [getattr(s.features if hasattr(s, "features") else s, n, 0)
+    enabled = [getattr(s.features if hasattr(s, "features") else s, n, 0)
              for n in needs.split() for s in offered]  # fmt: skip
-    if sum(found) < len(needs.split()):
+    if sum(enabled) < len(needs.split()):
         pytest.skip(f"this device lacks one of {needs}")
     kernel = vulkan.kernel(compiled(EVERY_DTYPE.format(kind=kind)), buffers=1)
     values = np.arange(32).astype(dtype)

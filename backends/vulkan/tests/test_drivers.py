@@ -230,9 +230,9 @@ def test_memory_is_not_given_out_again_while_others_use_it(vulkan, tensors, dela
     memory, start = was.memory, was.start
     value = delay(vulkan, busy)  # stands for theirs: `data` is not marked
     free(vulkan, 0, data, 0)
-    found = tensors.allocation(tensors.new(5 << 20))
+    made = tensors.allocation(tensors.new(5 << 20))
     assert not queue.done(value)
-    assert found.memory != memory or abs(found.start - start) >= 5 << 20
+    assert made.memory != memory or abs(made.start - start) >= 5 << 20
 
 
 def test_a_family_for_compute_only(one):

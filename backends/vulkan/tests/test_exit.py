@@ -133,10 +133,10 @@ if child == 0:
     del kernel; gc.collect()
     raise SystemExit(0)
 end = time.monotonic() + 100
-while (found := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
     time.sleep(0.05)
-if found == (0, 0): os.kill(child, 9)
-print(os.waitstatus_to_exitcode(found[1]) if found[0] else 'hangs')
+if ended == (0, 0): os.kill(child, 9)
+print(os.waitstatus_to_exitcode(ended[1]) if ended[0] else 'hangs')
 done.set()
 backend.synchronize(0, 0)
 """

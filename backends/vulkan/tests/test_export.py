@@ -50,10 +50,10 @@ def test_the_file_is_the_memory(exporting, buffer):
     memory = exporting.export_memory(0, buffer)
     try:
         header = os.fstat(memory.fd).st_size - memory.nbytes
-        found = os.pread(memory.fd, header + 8192, memory.offset)
+        content = os.pread(memory.fd, header + 8192, memory.offset)
     finally:
         del memory
-    assert marker in found
+    assert marker in content
 
 
 def test_memory_that_was_not_allocated_for_it(vulkan):
@@ -94,8 +94,8 @@ def test_what_a_driver_says_of_such_buffers(exporting, monkeypatch, features, sa
     assert constant("VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT") == 2
 
     class Driver:
-        def vkGetPhysicalDeviceExternalBufferProperties(self, _pointer, _info, found):
-            found.externalMemoryProperties.externalMemoryFeatures = features
+        def vkGetPhysicalDeviceExternalBufferProperties(self, _pointer, _info, properties):
+            properties.externalMemoryProperties.externalMemoryFeatures = features
 
     monkeypatch.setattr(devices, "load", Driver)
     refusal = devices.device_refusal(exporting.devices[0].physical)

@@ -112,7 +112,7 @@ def test_memory_is_not_pulled_away_from_work(vulkan, pages, monkeypatch, error):
     """Only a device that is lost has no work left; else what cannot be waited for stays."""
     values = pages(1)
     data, _ = import_host(vulkan, 0, address(values), values.nbytes, False)
-    place, device = vulkan.devices.buffer(data), vulkan.devices[0]
+    buffer, device = vulkan.devices.buffer(data), vulkan.devices[0]
     real, destroyed = device.lib, []
 
     class Watching:
@@ -126,19 +126,19 @@ def test_memory_is_not_pulled_away_from_work(vulkan, pages, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(device, "lib", Watching())
-    monkeypatch.setattr(place, "last_use", 1 << 40)
+    monkeypatch.setattr(buffer, "last_use", 1 << 40)
     monkeypatch.setattr(device.queue, "done", lambda _: False)
     monkeypatch.setattr(device.queue, "wait", failing)
-    handle, lost = place.cell[0], error is DeviceError
+    handle, lost = buffer.cell[0], error is DeviceError
     if error is KeyboardInterrupt:
         with pytest.raises(error):
-            device._give_back([place])
+            device._give_back([buffer])
     else:
-        assert device._give_back([place]) is lost
+        assert device._give_back([buffer]) is lost
     assert destroyed == (["vkDestroyBuffer"] if lost else [])
-    assert (place.block is None) is lost
+    assert (buffer.block is None) is lost
     monkeypatch.undo()
-    place.cell[0], place.last_use = handle, 0
+    buffer.cell[0], buffer.last_use = handle, 0
     free(vulkan, 0, data, 0)
 
 

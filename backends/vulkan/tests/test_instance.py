@@ -152,14 +152,14 @@ def test_every_feature_of_the_docs_is_switched_on(vulkan, monkeypatch):
     own = Vulkan()
     for index in range(own.device_count()):
         seen.clear()
-        found = instances.features(own.devices._entries[index].physical.pointer)
+        features = instances.features(own.devices._entries[index].physical.pointer)
         own.devices[index]
         available = {
             name: bool(getattr(structure, name))
             for structure in (
-                found["VkPhysicalDeviceFeatures2"].features,
-                found["VkPhysicalDeviceVulkan11Features"],
-                found["VkPhysicalDeviceVulkan12Features"],
+                features["VkPhysicalDeviceFeatures2"].features,
+                features["VkPhysicalDeviceVulkan11Features"],
+                features["VkPhysicalDeviceVulkan12Features"],
             )
             for name in seen
             if hasattr(structure, name)

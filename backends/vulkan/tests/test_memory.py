@@ -36,30 +36,30 @@ def test_ranges_never_overlap_and_join_again():
     used, taken = set(), []
     for _ in range(1000):
         if taken and pick.random() < 0.5:
-            place = taken.pop(pick.randrange(len(taken)))
-            block.put_back(place)
-            assert place.block is None
-            used -= set(range(place.start, place.end))
+            buffer = taken.pop(pick.randrange(len(taken)))
+            block.put_back(buffer)
+            assert buffer.block is None
+            used -= set(range(buffer.start, buffer.end))
         else:
             size, alignment = pick.randrange(1, 300), 1 << pick.randrange(9)
             fit = block.fit(size, alignment, 16)
             if fit is None:
                 continue
             assert (block.mapped + fit[1]) % alignment == 0
-            place = range_of()
-            assert block.take(place, fit[1], size)
+            buffer = range_of()
+            assert block.take(buffer, fit[1], size)
             assert not block.take(range_of(), fit[1], size)  # it is taken
-            span = set(range(place.start, place.end))
+            span = set(range(buffer.start, buffer.end))
             assert len(span) == size
             assert not used & span
             used |= span
-            taken.append(place)
+            taken.append(buffer)
         free_bytes = {i for low, high in block.free for i in range(low, high)}
         assert free_bytes == set(range(4096)) - used
         assert all(a[1] < b[0] for a, b in pairwise(block.free))
-    for place in taken:
+    for buffer in taken:
         assert not block.retire()
-        block.put_back(place)
+        block.put_back(buffer)
     assert block.is_empty
     assert block.retire()
     assert block.fit(1, 1, 1) is None  # nobody takes any of it
@@ -68,7 +68,7 @@ def test_ranges_never_overlap_and_join_again():
 @pytest.mark.parametrize("threshold", range(1, 30))
 def test_a_change_that_a_collection_interrupts(threshold):
     """Wherever the collector runs a finalizer that takes a range: no byte is given out twice."""
-    block, place, other, once = block_of(1000), range_of(), range_of(), [1]
+    block, buffer, other, once = block_of(1000), range_of(), range_of(), [1]
 
     def finalizer(phase, _):
         if phase == "start" and once:
@@ -81,12 +81,12 @@ def test_a_change_that_a_collection_interrupts(threshold):
     gc.callbacks.append(finalizer)
     try:
         gc.set_threshold(threshold, 1000, 1000)
-        block.take(place, 0, 20)
+        block.take(buffer, 0, 20)
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(finalizer)
     del unused
-    taken = [each for each in (place, other) if each.block]
+    taken = [each for each in (buffer, other) if each.block]
     assert sum(each.end - each.start for each in taken) == 1000 - sum(b - a for a, b in block.free)
 
 

@@ -54,9 +54,9 @@ class Own:
 
     def mappable(self, allowed):
         """The first of the *allowed* memory types that the host sees, and sees at once."""
-        found = ffi.new("VkPhysicalDeviceMemoryProperties *")
-        lib().vkGetPhysicalDeviceMemoryProperties(self.physical[0], found)
-        types = found.memoryTypes[0 : found.memoryTypeCount]
+        properties = ffi.new("VkPhysicalDeviceMemoryProperties *")
+        lib().vkGetPhysicalDeviceMemoryProperties(self.physical[0], properties)
+        types = properties.memoryTypes[0 : properties.memoryTypeCount]
         return next(
             index
             for index, each in enumerate(types)
@@ -122,7 +122,7 @@ def test_the_descriptor_behind_data(vulkan):
     assert MAGIC.to_bytes(8, "little") == b"bridgeVk"
     got = (handle(seen.device), seen.buffer, seen.memory, handle(seen.queue), handle(seen.mapped))
     assert got == (array.device, array.buffer, array.memory, array.queue, array.mapped)
-    # Of several buffers in one memory no two begin at the same place.
+    # Of several buffers in one memory no two begin at the same offset.
     other = bridge.empty(1000, "uint8", "vulkan:0").to_native()
     assert other.memory_offset != array.memory_offset or other.memory != array.memory
     assert array.memory_offset == vulkan.devices.buffer(array.data).start

@@ -217,8 +217,8 @@ def test_only_the_entry_point_that_is_named_counts():
 
 
 def test_the_names_of_the_compute_shaders(vulkan, scale_spirv):
-    found = module((15, 5, 1, *text("main")), (15, 4, 2, *text("pixels")), (15, 5, 3, *text("two")))
-    assert Module(found).entries == {"main": 1, "two": 3}
+    spirv = module((15, 5, 1, *text("main")), (15, 4, 2, *text("pixels")), (15, 5, 3, *text("two")))
+    assert Module(spirv).entries == {"main": 1, "two": 3}
     assert Module(b"").entries == {}
     with pytest.raises(ValueError, match=r"entry='scale': .* it has 'main'"):
         vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12, entry="scale")
@@ -263,8 +263,8 @@ def test_damaged_modules_are_refused_or_taken(seed):
     whole = module(*TYPES[:2], TYPES[4], (43, 9, 3, 3), *matrix, *function(50, LOAD))
     for _ in range(200):
         words = np.frombuffer(whole, "<u4").copy()
-        for place in random.integers(5, len(words), 3):
-            words[place] = random.choice([0, 1, 3, 5, 9, words[place] ^ 1, words[place] + 1])
+        for index in random.integers(5, len(words), 3):
+            words[index] = random.choice([0, 1, 3, 5, 9, words[index] ^ 1, words[index] + 1])
         try:
             check_layout(words.tobytes(), "one", 1, 4)
         except ValueError as exc:

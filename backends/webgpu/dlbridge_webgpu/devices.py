@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Region
 
-__all__ = ["PIECE", "UNIT", "Callback", "Place", "Slot", "bytes_of", "one_per_gpu"]
+__all__ = ["PIECE", "UNIT", "Callback", "Location", "Slot", "bytes_of", "one_per_gpu"]
 
-Place: TypeAlias = tuple[Any, int]  # a buffer, and an offset in it, in bytes
+Location: TypeAlias = tuple[Any, int]  # a buffer, and an offset in it, in bytes
 
 PIECE = 16 << 20  # bytes of one copy, and of writes that wgpu may keep until they are done
 UNIT = 4  # bytes: WebGPU copies and clears whole ones
@@ -23,8 +23,8 @@ def one_per_gpu(adapters: list[Any]) -> list[Any]:
     """The adapters of one API, CPUs last: wgpu lists a GPU once for each API that it has."""
     apis = {each.info["backend_type"] for each in adapters}
     best = next((api for api in ("Metal", "D3D12", "Vulkan", "OpenGL") if api in apis), None)
-    found = [each for each in adapters if each.info["backend_type"] == best]
-    return sorted(found, key=lambda each: each.info["adapter_type"] == "CPU")
+    adapters = [each for each in adapters if each.info["backend_type"] == best]
+    return sorted(adapters, key=lambda each: each.info["adapter_type"] == "CPU")
 
 
 class Slot:
@@ -62,7 +62,7 @@ class Slot:
         """Submit what was recorded. ``finish`` raises if the device is lost; ``submit`` aborts."""
         self.device.queue.submit([encoder.finish()])
 
-    def copy(self, target: Place, source: Place, nbytes: int) -> None:
+    def copy(self, target: Location, source: Location, nbytes: int) -> None:
         """Submit a copy of at most a `PIECE`; through the host what is not whole units there."""
         _check_units(target, nbytes)
         _check_units(source, nbytes)
@@ -77,7 +77,7 @@ class Slot:
         if whole:
             self._copy_units(_at(target, first), _at(source, first), whole)
 
-    def _copy_units(self, target: Place, source: Place, nbytes: int) -> None:
+    def _copy_units(self, target: Location, source: Location, nbytes: int) -> None:
         encoder = self.device.create_command_encoder()
         if target[0] is source[0]:  # wgpu does not copy inside one buffer
             between = self.device.create_buffer(size=nbytes, usage="COPY_SRC | COPY_DST"), 0
@@ -86,7 +86,7 @@ class Slot:
         encoder.copy_buffer_to_buffer(*source, *target, nbytes)
         self.submit(encoder)
 
-    def fill(self, target: Place, nbytes: int, value: int) -> None:
+    def fill(self, target: Location, nbytes: int, value: int) -> None:
         """Submit a clear, or write at most a `PIECE` of the byte *value*."""
         if value or target[1] % UNIT or nbytes % UNIT:
             self.write(target, memoryview(bytes([value]) * nbytes))
@@ -95,7 +95,7 @@ class Slot:
             encoder.clear_buffer(*target, nbytes)
             self.submit(encoder)
 
-    def write(self, target: Place, source: memoryview) -> None:
+    def write(self, target: Location, source: memoryview) -> None:
         """Write at most a `PIECE`; wgpu keeps a copy of *source* until a later submission."""
         _check_units(target, len(source))
         first, whole, last = _parts(target[1], len(source))
@@ -106,7 +106,7 @@ class Slot:
         if last:
             self._write_inside(_at(target, first + whole), source[first + whole :])
 
-    def _write_inside(self, target: Place, source: memoryview) -> None:
+    def _write_inside(self, target: Location, source: memoryview) -> None:
         """Write some bytes of one unit."""
         buffer, offset = target
         before = offset % UNIT
@@ -116,13 +116,13 @@ class Slot:
         content[before : before + len(source)] = source
         self._write_units((buffer, offset - before), content)
 
-    def _write_units(self, target: Place, source: memoryview) -> None:
+    def _write_units(self, target: Location, source: memoryview) -> None:
         self.device.queue.write_buffer(*target, source)
         self._unfinished += max(len(source), PIECE // 256)  # small ones cost memory, too
         if self._unfinished >= PIECE:
             self.wait()
 
-    def read(self, source: Place, into: memoryview) -> None:
+    def read(self, source: Location, into: memoryview) -> None:
         """Read at most a `PIECE`, after all other work; wgpu's wait could hang."""
         from wgpu.backends.wgpu_native import ffi, lib
 
@@ -146,7 +146,7 @@ class Slot:
         lib.wgpuBufferUnmap(memory)
         self._staging, self._unfinished = staging, 0
 
-    def exchange(self, place: Place, region: Region, host: Any, reads: bool) -> None:
+    def exchange(self, location: Location, region: Region, host: Any, reads: bool) -> None:
         """Read a region into *host*, an array of its bytes, or write it from there.
 
         In parts of at most a `PIECE`, as a call for each run takes milliseconds.
@@ -160,26 +160,26 @@ class Slot:
                 part = host[low : low + rows] if rows else host[low]
                 outer = part.shape[: len(shape) - (not rows)]
                 inner = Region(outer, steps[not rows :], run)
-                self.exchange(_at(place, low * steps[0]), inner, part, reads)
+                self.exchange(_at(location, low * steps[0]), inner, part, reads)
             return
-        before = place[1] % UNIT
+        before = location[1] % UNIT
         units = memoryview(bytearray(-(-(before + region.extent) // UNIT) * UNIT))
-        self.read(_at(place, -before), units)
+        self.read(_at(location, -before), units)
         there = bytes_of(units[before:], region)
         if reads:
             host[...] = there
         else:
             there[...] = host
-            self._write_runs(_at(place, -before), units, *_units_of(region, before))
+            self._write_runs(_at(location, -before), units, *_units_of(region, before))
 
-    def _write_runs(self, place: Place, content: memoryview, low: Any, high: Any) -> None:
+    def _write_runs(self, location: Location, content: memoryview, low: Any, high: Any) -> None:
         """Write the units of *content* from *low* to *high* each, and none that lie between."""
         if len(low) == 1:  # there are none between
-            self._write_units(place, content)
+            self._write_units(location, content)
             return
         between = self.device.create_buffer(size=len(content), usage="COPY_SRC | COPY_DST")
         self.device.queue.write_buffer(between, 0, content)
-        buffer, start = place
+        buffer, start = location
         for first in range(0, len(low), _COMMANDS):
             encoder = self.device.create_command_encoder()
             part = slice(first, first + _COMMANDS)
@@ -219,13 +219,13 @@ def _units_of(region: Region, before: int) -> tuple[Any, Any]:
     return low[np.r_[True, apart]], high[np.r_[apart, True]]
 
 
-def _at(place: Place, start: int) -> Place:
-    return place[0], place[1] + start
+def _at(location: Location, start: int) -> Location:
+    return location[0], location[1] + start
 
 
-def _check_units(place: Place, nbytes: int) -> None:
+def _check_units(location: Location, nbytes: int) -> None:
     """ExchangeError if the unit of the last byte is not whole in the buffer."""
-    buffer, end = place[0], place[1] + nbytes
+    buffer, end = location[0], location[1] + nbytes
     if end + -end % UNIT > buffer.size:
         raise ExchangeError(
             f"webgpu: byte {end - 1} is outside of the whole units of {UNIT} bytes, which WebGPU "

@@ -33,8 +33,8 @@ def adapter(api, name, kind="DiscreteGPU"):
     ],
 )
 def test_a_gpu_of_several_apis_is_one_device(listed, kept):
-    found = one_per_gpu([adapter(*each) for each in listed])
-    assert [each.info["device"] for each in found] == kept
+    adapters = one_per_gpu([adapter(*each) for each in listed])
+    assert [each.info["device"] for each in adapters] == kept
 
 
 def test_the_adapters_limits_are_asked_for(webgpu, device):

@@ -27,9 +27,9 @@ def calls(monkeypatch):
     def noting(name, kind):
         function = getattr(Slot, name)
 
-        def noted(self, place, host):
+        def noted(self, location, host):
             seen.append((kind, len(host)))
-            function(self, place, host)
+            function(self, location, host)
 
         monkeypatch.setattr(Slot, name, noted)
 
