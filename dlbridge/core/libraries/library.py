@@ -49,7 +49,7 @@ class Library(NamedTuple):
         something that DLPack cannot say (gradients, masks, missing values), or
         no plain memory.
     expose : callable or None
-        Gets an array and *copy*; returns the object to take in its place, for
+        Gets an array and *copy*; returns the object to take instead, for
         arrays that hold another array which dlbridge can take.
     by_arrow : callable or None
         Gets an array with ``__dlpack__``; whether it exports itself by Arrow's interface only.
@@ -74,7 +74,7 @@ class Library(NamedTuple):
     backend : str
         The backend whose native objects its arrays are; empty if there is none.
     make : callable, str or None
-        Gets a `Tensor` and returns an array of the library on the same memory; or the place of
+        Gets a `Tensor` and returns an array of the library on the same memory; or the path of
         such a function, ``"mylib.arrays:Array.of"``. None: the library's own ``from_dlpack``.
     takes : str
         What *make* gets: ``"tensor"``, its legacy ``"capsule"``, or its array of ``"numpy"``.

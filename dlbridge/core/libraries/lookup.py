@@ -47,15 +47,15 @@ _ROOM = "dlbridge.interop"
 @lru_cache(maxsize=len(_FILES))
 def _load(name: str) -> Library:
     module, _, attribute = _FILES[name].partition(":")
-    found: Library = getattr(importlib.import_module(f"{_ROOM}.{module}"), attribute)
-    return found
+    library: Library = getattr(importlib.import_module(f"{_ROOM}.{module}"), attribute)
+    return library
 
 
 @lru_cache(maxsize=1)
 def _small() -> dict[str, Library]:
     """The descriptions that need no file of their own."""
-    found: dict[str, Library] = importlib.import_module(f"{_ROOM}.descriptions").SMALL
-    return found
+    descriptions: dict[str, Library] = importlib.import_module(f"{_ROOM}.descriptions").SMALL
+    return descriptions
 
 
 @for_guests
@@ -104,8 +104,8 @@ def library_of(kind: type) -> Library | None:
     try:
         return _of_class[kind]
     except KeyError:
-        found = _of_class[kind] = _search_bases(kind)
-        return found
+        library = _of_class[kind] = _search_bases(kind)
+        return library
 
 
 _of_class: weakref.WeakKeyDictionary[type, Library | None] = weakref.WeakKeyDictionary()
@@ -115,9 +115,9 @@ def _search_bases(cls: type) -> Library | None:
     for base in cls.__mro__:
         if (base.__module__, base.__name__) == ("dlbridge", "Exporter"):
             continue  # a part of other libraries' classes
-        found = _of_module(base.__module__)
-        if found is not None:
-            return next((own for own in found.special if is_array_of(own, cls)), found)
+        library = _of_module(base.__module__)
+        if library is not None:
+            return next((own for own in library.special if is_array_of(own, cls)), library)
     return None
 
 
@@ -135,10 +135,10 @@ def importer_of(cls: type) -> Callable[[Any], Tensor] | None:
     if getattr(home, cls.__qualname__, None) is not cls:
         return None  # it may not live for ever
     library = library_of(cls)
-    found = None
+    importer = None
     if library is not None and library.importer is not None and is_array_of(library, cls, True):
-        found = library.importer(cls)
-    return IMPORTERS.setdefault(cls, found)
+        importer = library.importer(cls)
+    return IMPORTERS.setdefault(cls, importer)
 
 
 def _of_module(module: str) -> Library | None:
@@ -146,9 +146,9 @@ def _of_module(module: str) -> Library | None:
     first, _, rest = module.partition(".")
     second = f"{first}.{rest.partition('.')[0]}"
     for package in (_SAME.get(first, first), second):
-        found = find_description(package)
-        if found is not None:
-            return found
+        library = find_description(package)
+        if library is not None:
+            return library
     return None if first in _NO_LIBRARY else _of_others(first)
 
 
@@ -164,17 +164,17 @@ def _of_others(package: str) -> Library | None:
     points = _entry_points().get(package)
     if points is None:
         return None
-    found = points.load()
-    if not isinstance(found, Library):
+    library = points.load()
+    if not isinstance(library, Library):
         who = f"{points.dist.name} {points.dist.version}" if points.dist else points.value
         raise BackendError(
             f"{who}: the entry point {package!r} of {GROUP!r} is "
-            f"{with_article(type(found).__name__)}, not a "
+            f"{with_article(type(library).__name__)}, not a "
             "dlbridge.libraries.Library; report it there"
         )
-    if is_native_library(found):
-        return found._replace(make=NATIVE, check=_of_backend(found))
-    return found
+    if is_native_library(library):
+        return library._replace(make=NATIVE, check=_of_backend(library))
+    return library
 
 
 NATIVE = "dlbridge.interop.descriptions:to_native"
@@ -338,13 +338,13 @@ def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
 
 def _installed() -> list[str]:
     """The libraries with arrays that are known and are here."""
-    found = []
+    names = []
     for name in known_libraries():
         with suppress(ImportError, ValueError):  # of the package that it is in
             library = find_description(name) if name in sys.modules or find_spec(name) else None
             if library is not None and library.arrays:
-                found.append(name)
-    return found
+                names.append(name)
+    return names
 
 
 def _find_by_name(name: str) -> tuple[Library, Callable[[Tensor], Any]]:

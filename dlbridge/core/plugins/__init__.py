@@ -1,1 +1,1 @@
-"""Backends: how they are found, which one serves a device, its streams; the CPU backend."""
+"""Backends: how they are looked up, which one serves a device, its streams; the CPU backend."""

@@ -61,22 +61,22 @@ def check_device(device: DeviceLike) -> Device:
             return FOUND[device]
         name, selector = split(device)
         if name == BUILT_IN or is_served(name):
-            found = FOUND[device] = _of_backend(device, name, selector)
-            return found
+            checked = FOUND[device] = _of_backend(device, name, selector)
+            return checked
     try:
-        found = _device(device)
+        checked = _device(device)
     except UnknownName:
         raise _unknown(device) from None  # it says the same, without what is here
     try:
-        plugin_of(found)
+        plugin_of(checked)
     except BackendUnavailable as exc:
         if not isinstance(device, int):
             raise
         raise BackendUnavailable(
             f"{device:d} is not the number of a device: an integer is a device type of DLPack, and "
-            f"{int(device)} is {found.name}; write the name and the number, such as 'cuda:0'"
+            f"{int(device)} is {checked.name}; write the name and the number, such as 'cuda:0'"
         ) from exc
-    return found
+    return checked
 
 
 def _unknown(wanted: object) -> ValueError:
@@ -157,9 +157,9 @@ def _of_backend(wanted: str, name: str, selector: int | str | None) -> Device:
         except LookupError as exc:
             said = exc.args[0] if len(exc.args) == 1 else exc  # that of a KeyError would be a repr
             raise DeviceNotFound(f"there is no {wanted}: {said}") from exc
-    found = Device.of(plugin.device_type, selector or 0, name)
-    plugin_of(found)
-    return found
+    device = Device.of(plugin.device_type, selector or 0, name)
+    plugin_of(device)
+    return device
 
 
 _known: dict[Device, tuple[Plugin, Identity]] = {}
@@ -175,18 +175,18 @@ def identity_of(device: Device) -> Identity:
     known = _known.get(device)
     if known is not None and known[0] is plugin:
         return known[1]
-    found = Identity(None, None, None, None)
+    identity = Identity(None, None, None, None)
     if plugin.device_info is not None:
         info = plugin.device_info(device.index)
         kind, memory = info.get("kind"), info.get("memory")
-        found = Identity(
+        identity = Identity(
             uuid_text(info.get("uuid")),
             pci_text(info.get("pci")),
             kind if isinstance(kind, str) else None,
             memory if isinstance(memory, int) else None,
         )
-    _known[device] = plugin, found
-    return found
+    _known[device] = plugin, identity
+    return identity
 
 
 def same_device(device: Device, name: str) -> Device | None:
@@ -242,11 +242,11 @@ def devices(backend: str | None = None) -> list[Device]:
     """
     if backend is not None:
         return _devices_of(backend)
-    found: list[Device] = []
+    listed: list[Device] = []
     for name in all_backends():
         with suppress(Error):
-            found += _devices_of(name)
-    return found
+            listed += _devices_of(name)
+    return listed
 
 
 def _devices_of(name: str) -> list[Device]:
@@ -345,8 +345,8 @@ def uuid_text(said: object) -> str | None:
 
 def pci_text(said: object) -> str | None:
     """``"0000:3b:00.0"`` for what a driver says; None if it is no PCI address."""
-    found = _PCI.fullmatch(said.strip()) if isinstance(said, str) else None
-    if found is None:
+    match = _PCI.fullmatch(said.strip()) if isinstance(said, str) else None
+    if match is None:
         return None
-    domain, bus, device, function = (int(part or "0", 16) for part in found.groups())
+    domain, bus, device, function = (int(part or "0", 16) for part in match.groups())
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"

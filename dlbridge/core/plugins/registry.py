@@ -108,15 +108,15 @@ def all_backends() -> list[str]:
     >>> set(bridge.backends()) <= set(all_backends())
     True
     """
-    found = set(backends())
+    known = set(backends())
     for prefix in {*_entry_points(), *_registered}:
         if prefix.endswith("-") and _allowed(prefix):
             try:
                 names = _find(prefix)[1]()().names()
             except (Exception, SystemExit):  # to load it says why
                 names = ()
-            found |= {name for name in names if _allowed(name)} or {prefix}
-    return sorted(found)
+            known |= {name for name in names if _allowed(name)} or {prefix}
+    return sorted(known)
 
 
 def family_of(cls: type) -> list[str]:
@@ -170,9 +170,9 @@ def backend(name: str) -> Backend:
     >>> bridge.backend("cpu").device_count()
     1
     """
-    found = LOADED.get(name)
-    if found is not None:
-        return found
+    plugin = LOADED.get(name)
+    if plugin is not None:
+        return plugin
     if not isinstance(name, str):
         raise TypeError(
             f"the name of a backend is a text, such as 'cpu', not {name!r}; dlbridge.backends() "
@@ -223,7 +223,7 @@ def packages_of(cls: type) -> list[str]:
     """The backends whose own package defines *cls* or a base of it; none is loaded."""
     packages = {base.__module__.partition(".")[0] for base in cls.__mro__}
     packages -= _STANDARD
-    found = [
+    names = [
         name
         for name, plugin in _registered.copy().items()
         if _package(plugin.__module__) in packages
@@ -231,8 +231,8 @@ def packages_of(cls: type) -> list[str]:
     packages -= {"__main__", "numpy"}
     if packages:
         installed = _packages(tuple(sys.path))
-        found += [name for name in installed if packages & installed[name]]
-    return [name for name in sorted(set(found)) if _allowed(name) and not name.endswith("-")]
+        names += [name for name in installed if packages & installed[name]]
+    return [name for name in sorted(set(names)) if _allowed(name) and not name.endswith("-")]
 
 
 _STANDARD = sys.stdlib_module_names
@@ -324,8 +324,8 @@ def provider_of(name: str) -> str:
     if name in _registered:
         cls = _registered[name]
         return f"{cls.__module__}.{cls.__qualname__} (registered by hand)"
-    found = [_distribution(point) for point in _entry_points().get(name, ())]
-    return " and ".join(sorted(found + ["dlbridge (built in)"] * (name == BUILT_IN)))
+    providers = [_distribution(point) for point in _entry_points().get(name, ())]
+    return " and ".join(sorted(providers + ["dlbridge (built in)"] * (name == BUILT_IN)))
 
 
 def _load(name: str) -> Backend:
@@ -361,8 +361,8 @@ def _find(name: str) -> tuple[str, Callable[[], type[Any]]]:
         raise BackendError(
             f"{provider_of(BUILT_IN)} both provide {BUILT_IN!r}; uninstall all but one"
         )
-    found = points.get(known_as, [])
-    if not found:
+    candidates = points.get(known_as, [])
+    if not candidates:
         hint = (
             f"; try: {INSTALLATION[known_as]}"
             if known_as in INSTALLATION
@@ -384,9 +384,9 @@ def _find(name: str) -> tuple[str, Callable[[], type[Any]]]:
             f"{provider_of(name)} provides a backend {name!r}, which no device string can name; "
             "the entry point needs an identifier, such as 'my_npu'"
         )
-    if len(found) > 1:
+    if len(candidates) > 1:
         raise BackendError(f"{provider_of(name)} both provide {name!r}; uninstall all but one")
-    return _distribution(found[0]), found[0].load
+    return _distribution(candidates[0]), candidates[0].load
 
 
 def _allowed(name: str) -> bool:
@@ -410,12 +410,12 @@ def _entry_points() -> dict[str, list[EntryPoint]]:
 
     # importlib.metadata lists a distribution once, also if it is on the path twice
     # (an editable install and its source, for example).
-    found: dict[str, list[EntryPoint]] = {}
+    by_name: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         if point.name == BUILT_IN and point.dist is not None and point.dist.name == "dlbridge":
             continue  # for other programs that list the group; we need no metadata for it
-        found.setdefault(point.name, []).append(point)
-    return found
+        by_name.setdefault(point.name, []).append(point)
+    return by_name
 
 
 # Forks ----------------------------------------------------------------------------
@@ -443,7 +443,7 @@ def _stub(name: str, plugin: Backend) -> type:
 
 @in_child
 def _after_fork() -> None:
-    """In a child: put a stub in the place of every backend that the parent has used.
+    """In a child: replace every backend that the parent has used by a stub.
 
     Drivers have threads and connections that do not exist here. What the parent's tensors own
     is not given back (`dlbridge.kit.resources`).

@@ -53,7 +53,7 @@ class StreamUse(SimpleNamespace):
     __hash__ = object.__hash__  # type: ignore[assignment]  # as a member of `ended`
 
     def end(self, outer: StreamUse) -> None:
-        """At the end of the block, name *outer*'s stream in its place, which has waited for it.
+        """At the end of the block, name *outer*'s stream instead, which has waited for it.
 
         If *outer* is a block, too, its end does the same for all that this block has named.
         """

@@ -351,18 +351,18 @@ def _intern(type: int, index: int, name: str | None) -> Device:
             f"the name {name!r} means device type {_type_named(name):d}, not {type}:"
             " a backend of another type needs a name of its own"
         )
-    found = _interned.get((type, index, name))
-    if found is None:
-        found = object.__new__(Device)
-        object.__setattr__(found, "type", DLDeviceType(type))
-        object.__setattr__(found, "index", index)
-        object.__setattr__(found, "name", name)
-        object.__setattr__(found, "is_host", type in HOST_DEVICES)
-        object.__setattr__(found, "is_address", type in ADDRESS_DEVICES)
-        found = _interned.setdefault((type, index, name), found)
+    device = _interned.get((type, index, name))
+    if device is None:
+        device = object.__new__(Device)
+        object.__setattr__(device, "type", DLDeviceType(type))
+        object.__setattr__(device, "index", index)
+        object.__setattr__(device, "name", name)
+        object.__setattr__(device, "is_host", type in HOST_DEVICES)
+        object.__setattr__(device, "is_address", type in ADDRESS_DEVICES)
+        device = _interned.setdefault((type, index, name), device)
     if name == usual:
-        _interned[type, index, None] = found
-    return found
+        _interned[type, index, None] = device
+    return device
 
 
 def _type_named(name: str) -> int | None:
@@ -398,12 +398,12 @@ def device(obj: DeviceLike, index: int | None = None, *, device_type: int | None
     See `dlbridge.device`. *device_type* is the type for a name that is not in
     the table of names.
     """
-    found, chosen = _find(obj, device_type)
+    named, chosen = _find(obj, device_type)
     if index is None:
-        return found
+        return named
     if chosen:
-        raise ValueError(f"{found} is a device already: index={index!r} is one too many")
-    return Device.of(found.type, index, found.name)
+        raise ValueError(f"{named} is a device already: index={index!r} is one too many")
+    return Device.of(named.type, index, named.name)
 
 
 def _find(obj: Any, device_type: int | None) -> tuple[Device, bool]:

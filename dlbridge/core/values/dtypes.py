@@ -197,8 +197,8 @@ class DType(Value, metaclass=WithAbsentNames):
         >>> bridge.DType.of(4, 16)
         dlbridge.dtype('bfloat16')
         """
-        found = _interned.get((code, bits, lanes))
-        return _intern(code, bits, lanes) if found is None else found
+        known = _interned.get((code, bits, lanes))
+        return _intern(code, bits, lanes) if known is None else known
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DType, (self.code, self.bits, self.lanes)  # cloudpickle cannot name DType.of
@@ -611,18 +611,18 @@ def from_numpy(np_dtype: np.dtype[Any]) -> DType:
     ExchangeError with the way out for what DLPack cannot carry: foreign byte
     order, objects, strings, dates, structures, extended precision.
     """
-    found = NUMPY_DTYPES.get(np_dtype)
-    if found is None:
-        found = fill_numpy_dtypes().get(np_dtype)
-    if found is None and np_dtype.type.__module__ == "ml_dtypes" and np_dtype.isnative:
+    ours = NUMPY_DTYPES.get(np_dtype)
+    if ours is None:
+        ours = fill_numpy_dtypes().get(np_dtype)
+    if ours is None and np_dtype.type.__module__ == "ml_dtypes" and np_dtype.isnative:
         numbers = _parse(np_dtype.name)
         if numbers is not None and numbers[0] not in _KNOWN_LATER:
-            found = NUMPY_DTYPES[np_dtype] = DType.of(*numbers)
-    if found is None:
+            ours = NUMPY_DTYPES[np_dtype] = DType.of(*numbers)
+    if ours is None:
         # (A type with fields has other obstacles, too.)
         kind = ExchangeError if np_dtype.isnative or np_dtype.names else ForeignByteOrder
         raise kind(f"numpy dtype {np_dtype!r} cannot be exchanged: {_obstacle(np_dtype)}")
-    return found
+    return ours
 
 
 def limits_of(np_dtype: np.dtype[Any]) -> Any:
@@ -685,11 +685,11 @@ def _obstacle(np_dtype: np.dtype[Any]) -> str:
 
 
 def _find_numpy(ours: DType) -> np.dtype[Any]:
-    """The numpy dtype of *ours*, found once and kept in it."""
+    """The numpy dtype of *ours*, looked up once and kept in it."""
     import numpy as np
 
     if ours.name in NUMPY_OWN:
-        found = np.dtype(ours.name)
+        theirs = np.dtype(ours.name)
     else:
         way_out = (
             "use the raw bytes: t.tobytes() of a tensor t gives them, and "
@@ -708,6 +708,6 @@ def _find_numpy(ours: DType) -> np.dtype[Any]:
             raise ExchangeError(
                 f"neither numpy nor ml_dtypes {ml_dtypes.__version__} has {ours}: {way_out}"
             )
-        found = np.dtype(scalar)
-    object.__setattr__(ours, "_numpy", found)
-    return found
+        theirs = np.dtype(scalar)
+    object.__setattr__(ours, "_numpy", theirs)
+    return theirs

@@ -146,7 +146,7 @@ def why_impossible(address: int, byte_offset: int, low: int, high: int) -> str:
             f"elements that span {high - low} bytes from byte_offset {byte_offset} on, more than "
             "the memory of any machine"
         )
-    # As in C, the place behind the last byte has an address, too.
+    # As in C, the byte behind the last one has an address, too.
     if address and not 0 < first + low < first + high < 1 << 64:
         return (
             f"elements at {first + low:#x} to {first + high:#x} (data {address:#x}, byte_offset "
@@ -156,7 +156,7 @@ def why_impossible(address: int, byte_offset: int, low: int, high: int) -> str:
 
 
 def shares_places(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two elements have one place in memory.
+    """Whether two elements have the same address.
 
     No, too, for layouts of many dimensions where the exact answer would take seconds.
     """
