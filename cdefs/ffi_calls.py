@@ -47,13 +47,13 @@ from .any import (
     OBJECT_BEGIN,
     Handle,
     Unowned,
-    lent_numpy,
-    lent_torch,
+    numpy_classes,
     pack_int,
     pack_str,
     packer_of,
     packers,
     short_texts,
+    torch_classes,
     unpack,
 )
 from .errors import drop_untaken, interrupted, raised, untaken
@@ -136,7 +136,7 @@ def silent(frame: Memory, packed: list[Any]) -> Callable[[], None]:
 
 BEGIN_PACKING = """\
 words, doubles, first, result, tensors, keep = frame
-count = lent = 0
+count = used = 0
 try:
 """
 
@@ -169,13 +169,13 @@ elif kind is str:
 elif $value is None:
     words[$tag] = words[$payload] = 0
 else:
-    place = 0
-    if kind in lent_torch:
-        is_neg, fill, whole = lent_torch[kind]
-        argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+    address = 0
+    if kind in torch_classes:
+        is_neg, fill, whole = torch_classes[kind]
+        argument, targets, own, octets, at, _ = tensors[used] or ready_tensor(tensors, used)
         argument.value = $value
         try:
-            refused = fill(*places)
+            refused = fill(*targets)
             code = octets[CODE_AT]
             if code > UINT:  # complex numbers, and parts of them, may be lazy
                 refused = refused or code == COMPLEX or is_neg($value)
@@ -190,8 +190,8 @@ else:
         if refused:
             argument.value = 0
         else:
-            place = at
-    elif kind in lent_numpy:
+            address = at
+    elif kind in numpy_classes:
         try:
             capsule = $value.__dlpack__(max_version=DLPACK_VERSION)
         except unless_handler(Exception):
@@ -199,13 +199,13 @@ else:
         # As by `address_in`, whose call takes 40 ns.
         managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
         if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
-            argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+            argument, _, own, _, address, _ = tensors[used] or ready_tensor(tensors, used)
             own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
             argument.value = capsule
-    if place:
-        lent += 1
+    if address:
+        used += 1
         words[$tag] = TENSOR
-        words[$payload] = place
+        words[$payload] = address
     else:  # the packer knows what to do, or says why nothing can be done
         packer = packer_known(kind) or packer_of(kind)
         words[$tag], words[$payload] = packer($value, keep)
@@ -229,13 +229,13 @@ if untaken:
 """
 
 TAKE_BACK = """\
-while lent:
-    lent -= 1
-    argument, _, own, _, _, _ = tensors[lent]
+while used:
+    used -= 1
+    argument, _, own, _, _, _ = tensors[used]
     if own[0] == ALONE:
         argument.value = 0  # not None, which ctypes does not store
     else:  # the other references are the callee's
-        tensors[lent] = None
+        tensors[used] = None
 if keep:
     keep.clear()
     keep.streams = None

@@ -125,11 +125,11 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if not home:
-            found = import_module("dlbridge").dtype(name)
+            value = import_module("dlbridge").dtype(name)
         else:
-            found = getattr(import_module(home, __name__), name)
-        globals()[name] = found
-        return found
+            value = getattr(import_module(home, __name__), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -22,13 +22,13 @@ from .any import (
     OBJECT_BEGIN,
     Handle,
     Unowned,
-    lent_numpy,
-    lent_torch,
+    numpy_classes,
     pack_int,
     pack_str,
     packer_of,
     packers,
     short_texts,
+    torch_classes,
     unpack,
 )
 from .errors import drop_untaken, interrupted, raised, untaken
@@ -76,7 +76,7 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
     if frame is None:
         frame = new_frame(6)
     words, doubles, first, result, tensors, keep = frame
-    count = lent = 0
+    count = used = 0
     try:
         if a0 is MISSING:
             count = 0
@@ -107,13 +107,13 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
             elif a0 is None:
                 words[2] = words[3] = 0
             else:
-                place = 0
-                if kind in lent_torch:
-                    is_neg, fill, whole = lent_torch[kind]
-                    argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+                address = 0
+                if kind in torch_classes:
+                    is_neg, fill, whole = torch_classes[kind]
+                    argument, targets, own, octets, at, _ = tensors[used] or ready_tensor(tensors, used)
                     argument.value = a0
                     try:
-                        refused = fill(*places)
+                        refused = fill(*targets)
                         code = octets[CODE_AT]
                         if code > UINT:  # complex numbers, and parts of them, may be lazy
                             refused = refused or code == COMPLEX or is_neg(a0)
@@ -128,8 +128,8 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                     if refused:
                         argument.value = 0
                     else:
-                        place = at
-                elif kind in lent_numpy:
+                        address = at
+                elif kind in numpy_classes:
                     try:
                         capsule = a0.__dlpack__(max_version=DLPACK_VERSION)
                     except unless_handler(Exception):
@@ -137,13 +137,13 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                     # As by `address_in`, whose call takes 40 ns.
                     managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
                     if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
-                        argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+                        argument, _, own, _, address, _ = tensors[used] or ready_tensor(tensors, used)
                         own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
                         argument.value = capsule
-                if place:
-                    lent += 1
+                if address:
+                    used += 1
                     words[2] = TENSOR
-                    words[3] = place
+                    words[3] = address
                 else:  # the packer knows what to do, or says why nothing can be done
                     packer = packer_known(kind) or packer_of(kind)
                     words[2], words[3] = packer(a0, keep)
@@ -176,13 +176,13 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                 elif a1 is None:
                     words[4] = words[5] = 0
                 else:
-                    place = 0
-                    if kind in lent_torch:
-                        is_neg, fill, whole = lent_torch[kind]
-                        argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+                    address = 0
+                    if kind in torch_classes:
+                        is_neg, fill, whole = torch_classes[kind]
+                        argument, targets, own, octets, at, _ = tensors[used] or ready_tensor(tensors, used)
                         argument.value = a1
                         try:
-                            refused = fill(*places)
+                            refused = fill(*targets)
                             code = octets[CODE_AT]
                             if code > UINT:  # complex numbers, and parts of them, may be lazy
                                 refused = refused or code == COMPLEX or is_neg(a1)
@@ -197,8 +197,8 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                         if refused:
                             argument.value = 0
                         else:
-                            place = at
-                    elif kind in lent_numpy:
+                            address = at
+                    elif kind in numpy_classes:
                         try:
                             capsule = a1.__dlpack__(max_version=DLPACK_VERSION)
                         except unless_handler(Exception):
@@ -206,13 +206,13 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                         # As by `address_in`, whose call takes 40 ns.
                         managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
                         if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
-                            argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+                            argument, _, own, _, address, _ = tensors[used] or ready_tensor(tensors, used)
                             own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
                             argument.value = capsule
-                    if place:
-                        lent += 1
+                    if address:
+                        used += 1
                         words[4] = TENSOR
-                        words[5] = place
+                        words[5] = address
                     else:  # the packer knows what to do, or says why nothing can be done
                         packer = packer_known(kind) or packer_of(kind)
                         words[4], words[5] = packer(a1, keep)
@@ -245,13 +245,13 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                     elif a2 is None:
                         words[6] = words[7] = 0
                     else:
-                        place = 0
-                        if kind in lent_torch:
-                            is_neg, fill, whole = lent_torch[kind]
-                            argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+                        address = 0
+                        if kind in torch_classes:
+                            is_neg, fill, whole = torch_classes[kind]
+                            argument, targets, own, octets, at, _ = tensors[used] or ready_tensor(tensors, used)
                             argument.value = a2
                             try:
-                                refused = fill(*places)
+                                refused = fill(*targets)
                                 code = octets[CODE_AT]
                                 if code > UINT:  # complex numbers, and parts of them, may be lazy
                                     refused = refused or code == COMPLEX or is_neg(a2)
@@ -266,8 +266,8 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                             if refused:
                                 argument.value = 0
                             else:
-                                place = at
-                        elif kind in lent_numpy:
+                                address = at
+                        elif kind in numpy_classes:
                             try:
                                 capsule = a2.__dlpack__(max_version=DLPACK_VERSION)
                             except unless_handler(Exception):
@@ -275,13 +275,13 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                             # As by `address_in`, whose call takes 40 ns.
                             managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
                             if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
-                                argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+                                argument, _, own, _, address, _ = tensors[used] or ready_tensor(tensors, used)
                                 own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
                                 argument.value = capsule
-                        if place:
-                            lent += 1
+                        if address:
+                            used += 1
                             words[6] = TENSOR
-                            words[7] = place
+                            words[7] = address
                         else:  # the packer knows what to do, or says why nothing can be done
                             packer = packer_known(kind) or packer_of(kind)
                             words[6], words[7] = packer(a2, keep)
@@ -314,13 +314,13 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                         elif a3 is None:
                             words[8] = words[9] = 0
                         else:
-                            place = 0
-                            if kind in lent_torch:
-                                is_neg, fill, whole = lent_torch[kind]
-                                argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+                            address = 0
+                            if kind in torch_classes:
+                                is_neg, fill, whole = torch_classes[kind]
+                                argument, targets, own, octets, at, _ = tensors[used] or ready_tensor(tensors, used)
                                 argument.value = a3
                                 try:
-                                    refused = fill(*places)
+                                    refused = fill(*targets)
                                     code = octets[CODE_AT]
                                     if code > UINT:  # complex numbers, and parts of them, may be lazy
                                         refused = refused or code == COMPLEX or is_neg(a3)
@@ -335,8 +335,8 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                                 if refused:
                                     argument.value = 0
                                 else:
-                                    place = at
-                            elif kind in lent_numpy:
+                                    address = at
+                            elif kind in numpy_classes:
                                 try:
                                     capsule = a3.__dlpack__(max_version=DLPACK_VERSION)
                                 except unless_handler(Exception):
@@ -344,13 +344,13 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                                 # As by `address_in`, whose call takes 40 ns.
                                 managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
                                 if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
-                                    argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+                                    argument, _, own, _, address, _ = tensors[used] or ready_tensor(tensors, used)
                                     own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
                                     argument.value = capsule
-                            if place:
-                                lent += 1
+                            if address:
+                                used += 1
                                 words[8] = TENSOR
-                                words[9] = place
+                                words[9] = address
                             else:  # the packer knows what to do, or says why nothing can be done
                                 packer = packer_known(kind) or packer_of(kind)
                                 words[8], words[9] = packer(a3, keep)
@@ -383,13 +383,13 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                             elif a4 is None:
                                 words[10] = words[11] = 0
                             else:
-                                place = 0
-                                if kind in lent_torch:
-                                    is_neg, fill, whole = lent_torch[kind]
-                                    argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+                                address = 0
+                                if kind in torch_classes:
+                                    is_neg, fill, whole = torch_classes[kind]
+                                    argument, targets, own, octets, at, _ = tensors[used] or ready_tensor(tensors, used)
                                     argument.value = a4
                                     try:
-                                        refused = fill(*places)
+                                        refused = fill(*targets)
                                         code = octets[CODE_AT]
                                         if code > UINT:  # complex numbers, and parts of them, may be lazy
                                             refused = refused or code == COMPLEX or is_neg(a4)
@@ -404,8 +404,8 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                                     if refused:
                                         argument.value = 0
                                     else:
-                                        place = at
-                                elif kind in lent_numpy:
+                                        address = at
+                                elif kind in numpy_classes:
                                     try:
                                         capsule = a4.__dlpack__(max_version=DLPACK_VERSION)
                                     except unless_handler(Exception):
@@ -413,13 +413,13 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                                     # As by `address_in`, whose call takes 40 ns.
                                     managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
                                     if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
-                                        argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+                                        argument, _, own, _, address, _ = tensors[used] or ready_tensor(tensors, used)
                                         own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
                                         argument.value = capsule
-                                if place:
-                                    lent += 1
+                                if address:
+                                    used += 1
                                     words[10] = TENSOR
-                                    words[11] = place
+                                    words[11] = address
                                 else:  # the packer knows what to do, or says why nothing can be done
                                     packer = packer_known(kind) or packer_of(kind)
                                     words[10], words[11] = packer(a4, keep)
@@ -452,13 +452,13 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                                 elif a5 is None:
                                     words[12] = words[13] = 0
                                 else:
-                                    place = 0
-                                    if kind in lent_torch:
-                                        is_neg, fill, whole = lent_torch[kind]
-                                        argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+                                    address = 0
+                                    if kind in torch_classes:
+                                        is_neg, fill, whole = torch_classes[kind]
+                                        argument, targets, own, octets, at, _ = tensors[used] or ready_tensor(tensors, used)
                                         argument.value = a5
                                         try:
-                                            refused = fill(*places)
+                                            refused = fill(*targets)
                                             code = octets[CODE_AT]
                                             if code > UINT:  # complex numbers, and parts of them, may be lazy
                                                 refused = refused or code == COMPLEX or is_neg(a5)
@@ -473,8 +473,8 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                                         if refused:
                                             argument.value = 0
                                         else:
-                                            place = at
-                                    elif kind in lent_numpy:
+                                            address = at
+                                    elif kind in numpy_classes:
                                         try:
                                             capsule = a5.__dlpack__(max_version=DLPACK_VERSION)
                                         except unless_handler(Exception):
@@ -482,13 +482,13 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
                                         # As by `address_in`, whose call takes 40 ns.
                                         managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
                                         if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
-                                            argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+                                            argument, _, own, _, address, _ = tensors[used] or ready_tensor(tensors, used)
                                             own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
                                             argument.value = capsule
-                                    if place:
-                                        lent += 1
+                                    if address:
+                                        used += 1
                                         words[12] = TENSOR
-                                        words[13] = place
+                                        words[13] = address
                                     else:  # the packer knows what to do, or says why nothing can be done
                                         packer = packer_known(kind) or packer_of(kind)
                                         words[12], words[13] = packer(a5, keep)
@@ -504,13 +504,13 @@ def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3:
             raise raised()
         if untaken:
             drop_untaken()
-        while lent:
-            lent -= 1
-            argument, _, own, _, _, _ = tensors[lent]
+        while used:
+            used -= 1
+            argument, _, own, _, _, _ = tensors[used]
             if own[0] == ALONE:
                 argument.value = 0  # not None, which ctypes does not store
             else:  # the other references are the callee's
-                tensors[lent] = None
+                tensors[used] = None
         if keep:
             keep.clear()
             keep.streams = None
@@ -546,7 +546,7 @@ def call_many(self: Any, *arguments: Any) -> Any:
     """Call the Function *self* with any number of arguments."""
     frame = new_frame(len(arguments))
     words, doubles, first, result, tensors, keep = frame
-    count = lent = 0
+    count = used = 0
     try:
         for value in arguments:
             kind = type(value)
@@ -576,13 +576,13 @@ def call_many(self: Any, *arguments: Any) -> Any:
             elif value is None:
                 words[2 * count + 2] = words[2 * count + 3] = 0
             else:
-                place = 0
-                if kind in lent_torch:
-                    is_neg, fill, whole = lent_torch[kind]
-                    argument, places, own, octets, at, _ = tensors[lent] or ready_tensor(tensors, lent)
+                address = 0
+                if kind in torch_classes:
+                    is_neg, fill, whole = torch_classes[kind]
+                    argument, targets, own, octets, at, _ = tensors[used] or ready_tensor(tensors, used)
                     argument.value = value
                     try:
-                        refused = fill(*places)
+                        refused = fill(*targets)
                         code = octets[CODE_AT]
                         if code > UINT:  # complex numbers, and parts of them, may be lazy
                             refused = refused or code == COMPLEX or is_neg(value)
@@ -597,8 +597,8 @@ def call_many(self: Any, *arguments: Any) -> Any:
                     if refused:
                         argument.value = 0
                     else:
-                        place = at
-                elif kind in lent_numpy:
+                        address = at
+                elif kind in numpy_classes:
                     try:
                         capsule = value.__dlpack__(max_version=DLPACK_VERSION)
                     except unless_handler(Exception):
@@ -606,13 +606,13 @@ def call_many(self: Any, *arguments: Any) -> Any:
                     # As by `address_in`, whose call takes 40 ns.
                     managed = capsule and memory[(id(capsule) >> 3) + POINTER_WORD] >> 3
                     if managed and not memory[managed + FLAGS_WORD] & FLAG_READ_ONLY:
-                        argument, _, own, _, place, _ = tensors[lent] or ready_tensor(tensors, lent)
+                        argument, _, own, _, address, _ = tensors[used] or ready_tensor(tensors, used)
                         own[OF_OBJECT] = memory[managed + TENSOR_WORD : managed + TENSOR_END]
                         argument.value = capsule
-                if place:
-                    lent += 1
+                if address:
+                    used += 1
                     words[2 * count + 2] = TENSOR
-                    words[2 * count + 3] = place
+                    words[2 * count + 3] = address
                 else:  # the packer knows what to do, or says why nothing can be done
                     packer = packer_known(kind) or packer_of(kind)
                     words[2 * count + 2], words[2 * count + 3] = packer(value, keep)
@@ -628,13 +628,13 @@ def call_many(self: Any, *arguments: Any) -> Any:
             raise raised()
         if untaken:
             drop_untaken()
-        while lent:
-            lent -= 1
-            argument, _, own, _, _, _ = tensors[lent]
+        while used:
+            used -= 1
+            argument, _, own, _, _, _ = tensors[used]
             if own[0] == ALONE:
                 argument.value = 0  # not None, which ctypes does not store
             else:  # the other references are the callee's
-                tensors[lent] = None
+                tensors[used] = None
         if keep:
             keep.clear()
             keep.streams = None

@@ -1,4 +1,4 @@
-"""Loading of libtvm_ffi: where it is found, which symbols it must have, how each is called.
+"""Loading of libtvm_ffi: where it is, which symbols it must have, how each is called.
 
 Importing this module loads the library; nothing else in dlbridge does. Two
 views of the same library are given:

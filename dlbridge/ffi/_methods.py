@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     )
     from .modules import Module as Module
     from .structural import StructuralKey as StructuralKey
-    from .tensors import lent_tensor as lent_tensor
+    from .tensors import borrowed_tensor as borrowed_tensor
 
 # The table. (The imports above are for type checkers; a test compares.)
 _NAMES = {
     "conversions": "CONSTRUCTORS RULES hand_over",
     "modules": "Module",
     "structural": "StructuralKey",
-    "tensors": "lent_tensor",
+    "tensors": "borrowed_tensor",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -38,6 +38,6 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
         """Load a name at its first use. It stays here: the next use is a look-up (15 ns)."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(importlib.import_module(f".{_MODULES[name]}", __package__), name)
-        globals()[name] = found
-        return found
+        value = getattr(importlib.import_module(f".{_MODULES[name]}", __package__), name)
+        globals()[name] = value
+        return value

@@ -49,7 +49,7 @@ HEADER: Final[int] = ffi.sizeof("TVMFFIObject")
 INDEX_MASK: Final = 0xFFFFFFFF
 """The bits of a tag that are the type index."""
 LAST_INDEX: Final = 0x7FFFFFFF
-_LENT: Final[int] = C.kTVMFFIDLTensorPtr
+_DLTENSOR: Final[int] = C.kTVMFFIDLTensorPtr
 CACHED_CLASSES: Final = 2048
 
 
@@ -124,9 +124,9 @@ def use_count(handle: int) -> int:
 # --- Python to C ---------------------------------------------------------------
 
 packers: Final[dict[type, Packer]] = {}
-"""Cache: exact class -> packer, as `packer_of` found it."""
-lent_numpy: Final[set[type]] = set()
-lent_torch: Final[
+"""Cache: exact class -> packer, as `packer_of` chose it."""
+numpy_classes: Final[set[type]] = set()
+torch_classes: Final[
     dict[type, tuple[Callable[[Any], bool], Callable[[Any, Any], int], frozenset[Any]]]
 ] = {}
 """Classes in `packers` whose tensors a call lends without their packer: numpy's, and torch's,
@@ -135,14 +135,14 @@ with ``is_neg``, what writes the DLTensor, and the types that are integers of 8 
 
 def packer_of(cls: type) -> Packer:
     """The packer for instances of *cls*, kept for the next one."""
-    found = packers.get(cls)
-    if found is not None:
-        return found
+    packer = packers.get(cls)
+    if packer is not None:
+        return packer
     if len(packers) > CACHED_CLASSES:  # the cache keeps classes alive: it must not grow for ever
         packers.clear()
-        lent_torch.clear()
-    found = packers[cls] = next(filter(None, (rule(cls) for rule in _methods.RULES)))
-    return found
+        torch_classes.clear()
+    packer = packers[cls] = next(filter(None, (rule(cls) for rule in _methods.RULES)))
+    return packer
 
 
 def defines(cls: type, name: str) -> bool:
@@ -246,37 +246,37 @@ def shared(handle: int) -> Handle:
     return owner  # type: ignore[no-any-return]
 
 
-def new_place() -> Any:
-    """A place for the address of an object that a C function makes; NULL."""
+def new_slot() -> Any:
+    """A slot for the address of an object that a C function makes; NULL."""
     return ffi.new("intptr_t[1]")
 
 
-def made(place: Any, function: Callable[..., int], *arguments: Any) -> tuple[int, Handle | None]:
-    """Call the C *function* with *arguments* and *place*, where it writes a new object.
+def made(slot: Any, function: Callable[..., int], *arguments: Any) -> tuple[int, Handle | None]:
+    """Call the C *function* with *arguments* and *slot*, where it writes a new object.
 
-    Returns its status, and the owner of the object or None. Afterwards *place*
+    Returns its status, and the owner of the object or None. Afterwards *slot*
     is NULL if no object was made, whatever exception has come meanwhile.
     """
-    return _own_result(place, function, *arguments, ffi.cast("void **", place))
+    return _own_result(slot, function, *arguments, ffi.cast("void **", slot))
 
 
 def made_with_gil(
-    place: Any, function: Callable[..., int], *arguments: Any
+    slot: Any, function: Callable[..., int], *arguments: Any
 ) -> tuple[int, Handle | None]:
     """Like `made`, for a function of `py`, which keeps the GIL."""
-    return _own_result(place, function, *arguments, address(place))
+    return _own_result(slot, function, *arguments, address(slot))
 
 
-def _own_result(place: Any, function: Any, *arguments: Any) -> tuple[int, Handle | None]:
+def _own_result(slot: Any, function: Any, *arguments: Any) -> tuple[int, Handle | None]:
     owner: Any = None
     try:
         status = function(*arguments)
-        if place[0]:
-            owner = Unowned(place[0])
+        if slot[0]:
+            owner = Unowned(slot[0])
             owner.__class__ = Handle
     except BaseException:  # no memory, or a Ctrl-C that came meanwhile
-        if place[0] and type(owner) is not Handle:
-            Handle(place[0])
+        if slot[0] and type(owner) is not Handle:
+            Handle(slot[0])
         raise
     return status, owner
 
@@ -306,7 +306,7 @@ def unpack(tag: int, payload: int) -> Any:
             raise _impossible(index)
         handle = payload if type(payload) is Handle else Handle(payload)
         return (constructors.get(index) or _constructor_of(index))(handle, index)
-    if index == _LENT:
+    if index == _DLTENSOR:
         raise TypeError(
             "the function returned a DLTensor *, which is somebody else's memory for an unknown "
             "time: a result must be a Tensor object (TVMFFITensorFromDLPackVersioned)"
@@ -331,9 +331,9 @@ def _impossible(index: int) -> TypeError:
 
 
 def _view_of(index: int) -> View:
-    if index == _LENT:
-        found = views[index] = _methods.lent_tensor
-        return found
+    if index == _DLTENSOR:
+        reader = views[index] = _methods.borrowed_tensor
+        return reader
     raise TypeError(f"a value with the unknown TVM-FFI type index {index}")
 
 
@@ -342,14 +342,14 @@ def _constructor_of(index: int) -> Constructor:
     if index > LAST_INDEX:  # the library would end the process
         raise _impossible(index)
     table = _methods.CONSTRUCTORS
-    found = table.get(index)
-    if found is None:
+    constructor = table.get(index)
+    if constructor is None:
         info = ffi.cast("TVMFFITypeInfo *", py.TVMFFIGetTypeInfo(index))
         ancestors = [info.type_ancestors[i].type_index for i in range(info.type_depth)]
         # The last is the nearest one; kTVMFFIObject is an ancestor of every type.
-        found = next(table[above] for above in reversed(ancestors) if above in table)
-    constructors[index] = found
-    return found
+        constructor = next(table[above] for above in reversed(ancestors) if above in table)
+    constructors[index] = constructor
+    return constructor
 
 
 _Value = TypeVar("_Value")
@@ -471,9 +471,9 @@ def _pack_real(value: Any, _keep: Temporaries) -> tuple[int, int]:
     return _real(value, f"the {cls.__module__}.{cls.__qualname__}")
 
 
-def _method_float(found: Any, cls: type, name: str) -> tuple[int, int]:
+def _method_float(result: Any, cls: type, name: str) -> tuple[int, int]:
     """What the method *name* of a *cls* gave, as a double."""
-    return _real(found, f"what {cls.__name__}.{name} gave, {with_article(type(found).__name__)},")
+    return _real(result, f"what {cls.__name__}.{name} gave, {with_article(type(result).__name__)},")
 
 
 def _real(value: Any, what: str) -> tuple[int, int]:
@@ -530,14 +530,14 @@ def _pack_opaque_pointer(value: Any, _keep: Temporaries) -> tuple[int, int]:
     return C.kTVMFFIOpaquePtr, signed(getattr(value, "value", value) or 0)
 
 
-def _method_pointer(found: Any, cls: type, name: str) -> tuple[int, int]:
+def _method_pointer(result: Any, cls: type, name: str) -> tuple[int, int]:
     """What the method *name* of a *cls* gave, as a pointer that is only passed on."""
     rule = "a pointer is an int of 64 bits, or a ctypes.c_void_p; give one of these"
     try:
-        word = operator.index(getattr(found, "value", found) or 0)
+        word = operator.index(getattr(result, "value", result) or 0)
     except unless_handler(TypeError) as exc:
         raise TypeError(
-            f"{cls.__name__}.{name} gave {with_article(type(found).__name__)}: {rule}"
+            f"{cls.__name__}.{name} gave {with_article(type(result).__name__)}: {rule}"
         ) from exc
     if not -(1 << 63) <= word < 1 << 64:
         raise ValueError(f"{cls.__name__}.{name} gave {word:#x}: {rule}")
@@ -673,9 +673,9 @@ def by_method(name: str, packer: Packer) -> Packer:
     """A packer of objects as what their method *name* gives."""
 
     def pack_result(value: Any, keep: Temporaries) -> tuple[int, int]:
-        found = getattr(value, name)()
-        keep.append(found)  # there may be no other reference
-        return packer(found, keep)
+        result = getattr(value, name)()
+        keep.append(result)  # there may be no other reference
+        return packer(result, keep)
 
     return pack_result
 
@@ -698,8 +698,8 @@ def _pack_text(value: str, keep: Temporaries) -> tuple[int, int]:
     return pack_str(str.__getitem__(value, slice(None)), keep)
 
 
-def _cuda_stream(found: tuple[int, int], cls: type, name: str) -> tuple[int, int]:
-    return _method_pointer(found[1], cls, name)  # (protocol version, handle)
+def _cuda_stream(result: tuple[int, int], cls: type, name: str) -> tuple[int, int]:
+    return _method_pointer(result[1], cls, name)  # (protocol version, handle)
 
 
 OBJECT_PROTOCOL: Final[Rule] = _protocol("__tvm_ffi_object__", pack)

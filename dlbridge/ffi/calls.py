@@ -45,7 +45,7 @@ class BoundCall(Protocol):
         Parameters
         ----------
         index : int
-            The place of the argument, counted from 0; a negative one counts from the end.
+            The position of the argument, counted from 0; a negative one counts from the end.
         value : object
             The new argument.
 

@@ -49,9 +49,9 @@ _generated: set[type[Object]] = set()
 
 def class_of(index: int) -> type[Object]:
     """The class of objects of type *index*, which must exist: registered, or made now."""
-    found = _classes.get(index)
-    if found is not None:
-        return found
+    cls = _classes.get(index)
+    if cls is not None:
+        return cls
     info = info_of(index)
     if info.type_key in _OWN:  # the class registers itself when its module is loaded
         return _classes.setdefault(index, getattr(_methods, _OWN[info.type_key]))
@@ -199,7 +199,7 @@ def _equip(cls: type[Object], info: TypeInfo) -> type[Object]:
 
 def _members(info: TypeInfo) -> dict[str, Any]:
     """The fields and methods that a type adds to its ancestors'."""
-    members: dict[str, Any] = {found.name: found for found in info.methods}
+    members: dict[str, Any] = {method.name: method for method in info.methods}
     members |= {field.name: field for field in info.fields}
     return {name: member for name, member in members.items() if name not in _RESERVED}
 
@@ -213,7 +213,7 @@ class Initializer:
     __name__ = "__ffi_init__"
 
     def __init__(self, info: TypeInfo) -> None:
-        written = next((found for found in info.methods if found.name == self.__name__), None)
+        written = next((method for method in info.methods if method.name == self.__name__), None)
         self.__qualname__ = f"{info.type_key}.{self.__name__}"
         self.__doc__ = written.__doc__ if written else None
         self._info, self._written = info, written

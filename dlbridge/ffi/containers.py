@@ -158,7 +158,7 @@ class Container(Object):
         raise NotImplementedError
 
     def _paired(self, other: Any) -> abc.Iterable[tuple[Any, Any]]:
-        """The values that may be more than plain ones, each with *other*'s in its place."""
+        """The values that may be more than plain ones, each with that of *other*."""
         return zip(self._read(nested), other._read(nested), strict=False)
 
     def __eq__(self, other: object) -> bool:
@@ -242,15 +242,15 @@ def same(x: Any, y: Any) -> bool:
 
 def tensors_in(value: Container) -> list[Tensor]:
     """The tensors in *value* and the containers in it, each container looked at once."""
-    found, seen, waiting = [], {handle_of(value)}, [value]
+    tensors, seen, waiting = [], {handle_of(value)}, [value]
     while waiting:
         for item in waiting.pop()._read(nested):
             if isinstance(item, Tensor):
-                found.append(item)
+                tensors.append(item)
             elif isinstance(item, Container) and handle_of(item) not in seen:
                 seen.add(handle_of(item))
                 waiting.append(item)
-    return found
+    return tensors
 
 
 def pack_peer_container(value: Any, keep: Temporaries) -> tuple[int, int]:
@@ -269,12 +269,12 @@ def _cell(handle: int) -> Any:
     return ffi.cast("TVMFFISeqCell *", handle + HEADER)
 
 
-def _word(handle: Handle, place: int) -> bytes:
-    """The element at *place* as C has it; empty where there is none."""
+def _word(handle: Handle, position: int) -> bytes:
+    """The element at *position* as C has it; empty where there is none."""
     cell = _cell(handle)
-    if place >= cell.size:
+    if position >= cell.size:
         return b""
-    return bytes(ffi.buffer(ffi.cast("char *", cell.data) + ANY_SIZE * place, ANY_SIZE))
+    return bytes(ffi.buffer(ffi.cast("char *", cell.data) + ANY_SIZE * position, ANY_SIZE))
 
 
 class _Sequence(Container, abc.Sequence[_T_co]):
@@ -310,8 +310,8 @@ class _Sequence(Container, abc.Sequence[_T_co]):
                 f"{name} indices must be integers or slices, not {type(index).__name__}"
             ) from None
 
-    def _item(self, place: int) -> Any:
-        return self._call("GetItem", place)
+    def _item(self, position: int) -> Any:
+        return self._call("GetItem", position)
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> _T_co: ...
@@ -331,23 +331,25 @@ class _Sequence(Container, abc.Sequence[_T_co]):
     def __reversed__(self) -> abc.Iterator[_T_co]:
         return reversed(self._content())
 
-    def _places(self, value: Any, start: int = 0, stop: int | None = None) -> abc.Iterator[int]:
+    def _positions_of(
+        self, value: Any, start: int = 0, stop: int | None = None
+    ) -> abc.Iterator[int]:
         """Where elements are equal to *value*."""
         items, wanted = self._content(), convert(value)
-        places = range(*slice(start, stop).indices(len(items)))
-        return (place for place in places if same(items[place], wanted))
+        positions = range(*slice(start, stop).indices(len(items)))
+        return (position for position in positions if same(items[position], wanted))
 
     def __contains__(self, value: object) -> bool:
-        return next(self._places(value), None) is not None
+        return next(self._positions_of(value), None) is not None
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        place = next(self._places(value, start, stop), None)
-        if place is None:
+        position = next(self._positions_of(value, start, stop), None)
+        if position is None:
             raise ValueError(f"{value!r} is not in the {type(self).__name__}")
-        return place
+        return position
 
     def count(self, value: Any) -> int:
-        return sum(1 for _place in self._places(value))
+        return sum(1 for _position in self._positions_of(value))
 
     def __add__(self, other: abc.Iterable[Any]) -> Any:
         return type(self)([*self, *other]) if isinstance(other, abc.Iterable) else NotImplemented
@@ -392,8 +394,8 @@ class Array(_Sequence[_T_co], abc.Sequence[_T_co]):
         def __add__(self, other: abc.Iterable[Any]) -> Array[Any]: ...
         def __radd__(self, other: abc.Iterable[Any]) -> Array[Any]: ...
 
-    def _item(self, place: int) -> Any:
-        return decode(ffi.cast("char *", _cell(handle_of(self)).data) + ANY_SIZE * place, 1)[0]
+    def _item(self, position: int) -> Any:
+        return decode(ffi.cast("char *", _cell(handle_of(self)).data) + ANY_SIZE * position, 1)[0]
 
 
 @public_in("dlbridge.ffi")
@@ -439,10 +441,10 @@ class List(_Sequence[_T], abc.MutableSequence[_T]):
         ask("ffi.ListReplaceSlice", copy, 0, 0, self)
         return handle_of(copy)
 
-    def _replace(self, places: range, new: List[Any]) -> None:
+    def _replace(self, positions: range, new: List[Any]) -> None:
         # What is removed lives until C++ is done: its finalizer may look at this List.
-        removed = self._held() if places else None
-        self._call("ReplaceSlice", places.start, places.start + len(places), new)
+        removed = self._held() if positions else None
+        self._call("ReplaceSlice", positions.start, positions.start + len(positions), new)
         del removed
 
     @overload
@@ -455,35 +457,35 @@ class List(_Sequence[_T], abc.MutableSequence[_T]):
             if isinstance(new, Packed):
                 self._call("SetItem", self._position(index), new)
                 return
-            places = range(len(self))[index]
-            if places.step == 1:
-                self._replace(places, new)
+            positions = range(len(self))[index]
+            if positions.step == 1:
+                self._replace(positions, new)
                 return
-            if len(new) != len(places):
+            if len(new) != len(positions):
                 raise ValueError(
                     f"attempt to assign sequence of size {len(new)} "
-                    f"to extended slice of size {len(places)}"
+                    f"to extended slice of size {len(positions)}"
                 )
-            for place, item in zip(places, new, strict=True):
-                self._call("SetItem", place, item)
+            for position, item in zip(positions, new, strict=True):
+                self._call("SetItem", position, item)
 
     def __delitem__(self, index: SupportsIndex | slice) -> None:
         with changing:
             if not isinstance(index, slice):
                 self._call("Pop", self._position(index))
                 return
-            places = range(len(self))[index]
-            if places.step == 1:
-                self._replace(places, List())
+            positions = range(len(self))[index]
+            if positions.step == 1:
+                self._replace(positions, List())
                 return
-            for place in sorted(places, reverse=True):
-                self._call("Pop", place)
+            for position in sorted(positions, reverse=True):
+                self._call("Pop", position)
 
     def insert(self, index: SupportsIndex, value: _T) -> None:
         """Insert *value* before *index*, as into a Python list."""
-        place, item = operator.index(index), Packed(value)
+        position, item = operator.index(index), Packed(value)
         with changing:
-            self._call("Insert", range(len(self))[place:].start, item)
+            self._call("Insert", range(len(self))[position:].start, item)
 
     def append(self, value: _T) -> None:
         """Add *value* at the end."""
@@ -505,13 +507,13 @@ class List(_Sequence[_T], abc.MutableSequence[_T]):
             held = self._held()
             items = decode(_cell(held).data, _cell(held).size)
             # Without the lock: a comparison may run code of the elements.
-            place = next((i for i, item in enumerate(items) if same(item, wanted)), None)
-            if place is None:
+            position = next((i for i, item in enumerate(items) if same(item, wanted)), None)
+            if position is None:
                 raise ValueError(f"{value!r} is not in the {type(self).__name__}")
             with changing:
                 # Objects are the same at the same address, as *held* keeps them.
-                if _word(self._held(), place) == _word(held, place):
-                    self._call("Pop", place)
+                if _word(self._held(), position) == _word(held, position):
+                    self._call("Pop", position)
                     return
 
     def clear(self) -> None:
@@ -549,7 +551,7 @@ class Shape(tuple[int, ...]):
     Shape((2, 3))
     """
 
-    # The object, once it was passed; a tuple's subclass has no other place for it.
+    # The object, once it was passed; a tuple's subclass has no other attribute for it.
     _object: Handle | None = None
 
     def __new__(cls, content: abc.Iterable[SupportsIndex] = ()) -> Shape:
@@ -686,8 +688,8 @@ class _Mapping(Container, abc.Mapping[_K, _V_co]):
         return []
 
     def _content(self) -> list[tuple[_K, _V_co]]:
-        found = self._read(decode)
-        return list(zip(found[::2], found[1::2], strict=True))
+        items = self._read(decode)
+        return list(zip(items[::2], items[1::2], strict=True))
 
     def _comparable(self, other: Any) -> Any:
         # A Map and a Dict are never equal, a Python mapping may be equal to both.
@@ -811,10 +813,10 @@ class Dict(_Mapping[_K, _V], abc.MutableMapping[_K, _V]):
         return cls._new(_pairs(input_dict))
 
     def __setitem__(self, key: _K, value: _V) -> None:
-        place, item = _packed_key(key), Packed(value)
+        packed, item = _packed_key(key), Packed(value)
         with changing:
-            before = _Mapping.get(self, place)  # not of a user's subclass
-            self._call("SetItem", place, item)
+            before = _Mapping.get(self, packed)  # not of a user's subclass
+            self._call("SetItem", packed, item)
         del before  # it lives until C++ is done: its finalizer may look at this Dict
 
     def __delitem__(self, key: _K) -> None:
@@ -824,11 +826,11 @@ class Dict(_Mapping[_K, _V], abc.MutableMapping[_K, _V]):
 
         def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:  # anybody's: the value
             """Remove *key* and return its value, or *default* if it is not there."""
-            place = _packed_key(key)
+            packed = _packed_key(key)
             with changing:
-                value = _Mapping.get(self, place, _missing)
+                value = _Mapping.get(self, packed, _missing)
                 if value is not _missing:
-                    self._call("Erase", place)
+                    self._call("Erase", packed)
                     return value
             if default is NO_DEFAULT:
                 raise KeyError(key)
@@ -836,11 +838,11 @@ class Dict(_Mapping[_K, _V], abc.MutableMapping[_K, _V]):
 
         def setdefault(self, key: Any, default: Any = None) -> Any:  # anybody's: the value
             """The value for *key*; if there is none, *default* becomes it."""
-            place, item = _packed_key(key), Packed(default)
+            packed, item = _packed_key(key), Packed(default)
             with changing:
-                value = _Mapping.get(self, place, _missing)
+                value = _Mapping.get(self, packed, _missing)
                 if value is _missing:
-                    self._call("SetItem", place, item)
+                    self._call("SetItem", packed, item)
                     return default
             return value
 

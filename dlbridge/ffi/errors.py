@@ -21,7 +21,7 @@ from dlbridge.extending import public_in, unless_handler
 from dlbridge.kit.resources import shared_lock
 
 from ._lib import C, address, ffi, py
-from .any import HEADER, ByteArray, made, made_with_gil, native_type_index, new_place, text_of, view
+from .any import HEADER, ByteArray, made, made_with_gil, native_type_index, new_slot, text_of, view
 from .objects import Object, borrow, make_opaque, new_wrapper
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ def traceback_of(backtrace: str) -> TracebackType | None:
     return traceback
 
 
-def _place() -> Iterator[None]:
+def _location() -> Iterator[None]:
     yield
 
 
 @lru_cache(maxsize=1024)
 def _code(file: str, function: str) -> CodeType:
-    return _place.__code__.replace(co_filename=file, co_name=function)
+    return _location.__code__.replace(co_filename=file, co_name=function)
 
 
 def _frame(file: str, function: str) -> FrameType:
@@ -133,7 +133,7 @@ def register_error(name_or_cls: Any = None, cls: Any = None) -> Any:
     if isinstance(name_or_cls, type):
         return register_error(name_or_cls.__name__, name_or_cls)
     if cls is None:
-        return lambda found: register_error(name_or_cls or found.__name__, found)
+        return lambda error: register_error(name_or_cls or error.__name__, error)
     if not (isinstance(name_or_cls, str) and isinstance(cls, type)) or not issubclass(
         cls, BaseException
     ):
@@ -307,7 +307,7 @@ def interrupted(error: SystemError) -> BaseException:
 
 def take_raised() -> Handle | None:
     """Take the thread's pending error out of its state; None if there is none."""
-    return made_with_gil(new_place(), py.TVMFFIErrorMoveFromRaised)[1]
+    return made_with_gil(new_slot(), py.TVMFFIErrorMoveFromRaised)[1]
 
 
 # An error left in thread-local state is freed after Python is gone; one that
@@ -442,7 +442,7 @@ def _create(
     texts = [ByteArray(text) for text in (kind, message, backtrace)]
     objects = [ffi.cast("void *", handle or 0) for handle in (cause, context)]
     _status, error = made(
-        new_place(),
+        new_slot(),
         C.TVMFFIErrorCreateWithCauseAndExtraContext,
         *(text.pointer for text in texts),
         *objects,

@@ -1,7 +1,7 @@
 """The memory of a call: arguments packed into a frame, the frame passed to C, the result taken.
 
 A *frame* is the memory of one call: a result and up to six arguments, and the
-Tensor objects that tensors are lent in. One frame lies ready; a call takes it and
+Tensor objects in which tensors are lent. One frame lies ready; a call takes it and
 puts it back when its result is read, and whoever comes meanwhile, by recursion or
 in another thread, makes a new one. (A pool in a list costs 60 ns more for each
 call, a `threading.local` 50.) A call that fails leaves its frame to the collector.
@@ -27,7 +27,7 @@ from .any import (
     Members,
     Temporaries,
     made_with_gil,
-    new_place,
+    new_slot,
     owned,
     pack,
     release,
@@ -49,7 +49,7 @@ Memory = tuple[memoryview, Any, Any]
 """64-bit words, TVMFFIAny *arguments, TVMFFIAny *result."""
 
 Frame = tuple[memoryview, "memoryview[float]", Any, Any, list[Any], Temporaries]
-"""`Memory` with its words as doubles in the second place; the objects that lie ready
+"""`Memory`, and in it, behind the words, the same as doubles; the objects that lie ready
 for tensors, made when they are first needed; and what the arguments need."""
 
 
@@ -81,8 +81,8 @@ def pack_frame(arguments: Sequence[Any], keep: Temporaries) -> Memory:
         else:
             words[2::2] = memoryview(array("q", (INT,)) * count)
             return memory
-    for place, argument in enumerate(arguments, 1):
-        words[2 * place], words[2 * place + 1] = pack(argument, keep)
+    for position, argument in enumerate(arguments, 1):
+        words[2 * position], words[2 * position + 1] = pack(argument, keep)
     return memory
 
 
@@ -129,9 +129,9 @@ def call_with_gil(
     """
     keep = Members() if keep is None else keep
     words, first, result = pack_frame(arguments, keep)
-    place = address(first)
+    location = address(first)
     count = len(arguments)
-    return perform(words, py.TVMFFIFunctionCall, function, place, count, address(result))
+    return perform(words, py.TVMFFIFunctionCall, function, location, count, address(result))
 
 
 def ask(name: str, *arguments: Any) -> Any:
@@ -155,4 +155,4 @@ def builtin(name: str) -> Handle:
 
 def look_up(name: ByteArray) -> tuple[int, Handle | None]:
     """The status of the look-up of a global function, and the function or None."""
-    return made_with_gil(new_place(), py.TVMFFIFunctionGetGlobal, name)
+    return made_with_gil(new_slot(), py.TVMFFIFunctionGetGlobal, name)

@@ -15,7 +15,7 @@ from dlbridge.extending import did_you_mean, public_in, unless_handler
 
 from ._calls import call
 from ._lib import C, address, destructor, ffi, py
-from .any import HEADER, ByteArray, Temporaries, made, new_place, pack, release, view
+from .any import HEADER, ByteArray, Temporaries, made, new_slot, pack, release, view
 from .calls import BoundCall, bind, call_keeping
 from .errors import raised, set_raised, untaken
 from .frames import ask, look_up
@@ -56,13 +56,13 @@ class Entry:
 
     def function(self, value: Any) -> Handle:
         """A new function object; *enter* finds *value* in the table, while C has the object."""
-        key, place = next(self._keys), new_place()
+        key, slot = next(self._keys), new_slot()
         owner, table = ffi.cast("void *", key), self._table
         try:
             table[key] = value
-            _status, handle = made(place, C.TVMFFIFunctionCreate, owner, self._call, self._deleter)
+            _status, handle = made(slot, C.TVMFFIFunctionCreate, owner, self._call, self._deleter)
         finally:
-            if not place[0]:  # else the object removes the entry when it dies
+            if not slot[0]:  # else the object removes the entry when it dies
                 table.pop(key, None)
         if handle is None:
             raise raised()
@@ -75,14 +75,14 @@ def _escaped(_class: type, exception: BaseException, _traceback: Any) -> None:
 
 
 _INT: Final[int] = C.kTVMFFIInt
-_LENT: Final[int] = C.kTVMFFIDLTensorPtr
+_DLTENSOR: Final[int] = C.kTVMFFIDLTensorPtr
 
 _callables: dict[int, Callable[..., Any]] = {}
 
 
 def _enter(key: int, arguments: Any, count: int, result: Any, _callables: Any = _callables) -> int:
     """Run the callable *key*: a TVMFFISafeCallType, its arguments as pairs of int64."""
-    lent: list[Any] | None = None
+    borrowed: list[Any] | None = None
     # An error that waits in this thread is that of a callee further out, and not ours to drop.
     set_aside = get_ident() in untaken if untaken else False
     if set_aside:
@@ -91,8 +91,8 @@ def _enter(key: int, arguments: Any, count: int, result: Any, _callables: Any = 
         if count == 1:  # the most frequent: 0.3 us less than by a list
             tag = arguments[0]
             argument = arguments[1] if tag == _INT else view(tag, arguments[1])
-            if tag == _LENT:
-                lent = [argument]
+            if tag == _DLTENSOR:
+                borrowed = [argument]
             value = _callables[key](argument)
         elif count:
             words = ffi.unpack(arguments, 2 * count)
@@ -101,8 +101,10 @@ def _enter(key: int, arguments: Any, count: int, result: Any, _callables: Any = 
                 payload if tag == _INT else view(tag, payload)
                 for tag, payload in zip(tags, payloads, strict=True)
             ]
-            if _LENT in tags:
-                lent = [tensor for tensor, tag in zip(given, tags, strict=True) if tag == _LENT]
+            if _DLTENSOR in tags:
+                borrowed = [
+                    tensor for tensor, tag in zip(given, tags, strict=True) if tag == _DLTENSOR
+                ]
             value = _callables[key](*given)
         else:
             value = _callables[key]()
@@ -110,23 +112,23 @@ def _enter(key: int, arguments: Any, count: int, result: Any, _callables: Any = 
             result[0] = _NOTHING
         else:
             _give(value, result)
-        if lent is not None:
-            _check_not_kept(lent, ffi.cast("int64_t *", result))
+        if borrowed is not None:
+            _check_not_kept(borrowed, ffi.cast("int64_t *", result))
     except BaseException as exc:  # KeyboardInterrupt too crosses C, as an error
         set_raised(exc)
         return -1
     finally:
-        if lent is not None:  # their memory is the caller's, who may free it now
-            for tensor in lent:
+        if borrowed is not None:  # their memory is the caller's, who may free it now
+            for tensor in borrowed:
                 expire_lent(tensor)
         if set_aside:
             untaken.add(get_ident())
     return 0
 
 
-def _check_not_kept(lent: list[Any], result: Any) -> None:
-    """ExchangeError if the callback returns a lent tensor, or an object has one now."""
-    for tensor in lent:
+def _check_not_kept(borrowed: list[Any], result: Any) -> None:
+    """ExchangeError if the callback returns a borrowed tensor, or an object has one now."""
+    for tensor in borrowed:
         handle = getattr(tensor, "_native", None)
         # If no other code has the tensor as an object, ours is the only reference.
         if handle is not None and handle.is_lent():
@@ -221,8 +223,8 @@ def parse(text: str | Mapping[str, Any]) -> Mapping[str, Any]:
 def _typed(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """The ``named_args`` of a function's schema; empty for a packed function."""
     schema = metadata.get("type_schema")
-    found = parse(schema).get("named_args") if schema else None
-    return found or {}
+    named_args = parse(schema).get("named_args") if schema else None
+    return named_args or {}
 
 
 def returns_none(metadata: Mapping[str, Any]) -> bool:
@@ -438,7 +440,7 @@ class Function(Object):
         Parameters
         ----------
         *places : int
-            The places of the arguments that are only read, counted from 0. None
+            The positions of the arguments that are only read, counted from 0. None
             given: all arguments are only read.
 
         Returns
@@ -458,8 +460,8 @@ class Function(Object):
         def call(*args: Any) -> Any:
             return self(
                 *[
-                    readonly(arg) if not places or place in places else arg
-                    for place, arg in enumerate(args)
+                    readonly(arg) if not places or index in places else arg
+                    for index, arg in enumerate(args)
                 ]
             )
 
@@ -478,10 +480,10 @@ class Function(Object):
     @property
     def metadata(self) -> Mapping[str, Any]:
         """The metadata that was registered with the function; empty if there is none."""
-        found = getattr(self, "_metadata", {})
-        if isinstance(found, str):
-            found = self._metadata = parse(found)
-        return found
+        metadata = getattr(self, "_metadata", {})
+        if isinstance(metadata, str):
+            metadata = self._metadata = parse(metadata)
+        return metadata
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -496,7 +498,7 @@ class Function(Object):
         check_symbol(c_symbol)
         entry, make = ffi.cast("TVMFFISafeCallType", c_symbol), C.TVMFFIFunctionCreate
         if keep_alive_object is None:
-            handle = made(new_place(), make, ffi.NULL, entry, ffi.NULL)[1]
+            handle = made(new_slot(), make, ffi.NULL, entry, ffi.NULL)[1]
         else:
             handle = with_owner(keep_alive_object, make, entry)
         if handle is None:
@@ -523,15 +525,15 @@ class KeywordFunction(Function):
     __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, with arguments by place or by name."""
+        """Call the function, with arguments by position or by name."""
         return Function.__call__(self, *(self._in_order(args, kwargs) if kwargs else args))
 
     def bind(self, *args: Any, **kwargs: Any) -> BoundCall:
-        """As `Function.bind`, and with keywords; `replace` takes the places of the parameters."""
+        """As `Function.bind`, and with keywords; `replace` takes positions of parameters."""
         return Function.bind(self, *(self._in_order(args, kwargs) if kwargs else args))
 
     def _in_order(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """The arguments by their places; TypeError if they do not fit the parameters."""
+        """The arguments by their positions; TypeError if they do not fit the parameters."""
         signature = self.__signature__
         try:
             bound = signature.bind(*args, **kwargs)
@@ -552,7 +554,7 @@ class DeviceFunction(KeywordFunction):
     __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, with arguments by place or, where it has names for them, by name."""
+        """Call the function, with arguments by position or, where they have names, by name."""
         arguments = self._in_order(args, kwargs) if kwargs else args
         return call_keeping(self, arguments, self._keeping())
 
@@ -574,12 +576,12 @@ def _converted(value: Any, convert: Callable[[Any], Any], above: tuple[Any, ...]
         before = list(value)
     else:
         return value
-    found = [_converted(item, convert, (*above, value)) for item in before]
-    if not any(map(operator.is_not, found, before)):
+    converted = [_converted(item, convert, (*above, value)) for item in before]
+    if not any(map(operator.is_not, converted, before)):
         return value
     if isinstance(value, Mapping):
-        return dict(zip(keys, found, strict=True))
-    return found if isinstance(value, MutableSequence) else tuple(found)
+        return dict(zip(keys, converted, strict=True))
+    return converted if isinstance(value, MutableSequence) else tuple(converted)
 
 
 def described(
@@ -784,7 +786,7 @@ def register_global_func(func_name: Any, f: Any = None, override: bool = False) 
     if callable(func_name):
         f, func_name = func_name, func_name.__name__
     if f is None:
-        return lambda found: register_global_func(func_name, found, override)
+        return lambda function: register_global_func(func_name, function, override)
     import inspect
     import json
 

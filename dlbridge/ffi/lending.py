@@ -31,17 +31,19 @@ ALONE: Final = 1 << 32 | 1
 """The count of an object with one reference: the strong ones hold one weak reference."""
 _FREE: Final[int] = C.kTVMFFIObjectDeleterFlagBitMaskWeak
 
-_lent: Final[dict[int, tuple[Any, Any]]] = {}
+_borrowed: Final[dict[int, tuple[Any, Any]]] = {}
 """Address of an object -> its memory, and what holds the argument that it describes now.
 
 They live until libtvm_ffi calls the deleter, whoever drops the last reference.
 """
 
 
-def _forget(key: int, flags: int, _lent: dict[int, Any] = _lent, _free: int = _FREE) -> None:
+def _forget(
+    key: int, flags: int, _borrowed: dict[int, Any] = _borrowed, _free: int = _FREE
+) -> None:
     # No call: see `destructor`. Without _FREE weak references remain, which need the memory.
     if flags & _free:
-        del _lent[key]
+        del _borrowed[key]
 
 
 _deleters: Final = [address(destructor("void(*)(void *, int)", _forget, "void(intptr_t, int32_t)"))]
@@ -71,25 +73,25 @@ HIGH_OF_DATA: Final = (
 ReadyTensor = tuple[Any, Any, "memoryview[int]", "memoryview[int]", int, Handle]
 """A Tensor object in memory of ours, in which a call lends a tensor. In this order:
 
-what refers to the tensor (a ``ctypes.py_object``); that and the place of the DLTensor, as torch's
+what refers to the tensor (a ``ctypes.py_object``); that and the address of the DLTensor, as torch's
 function takes them; the object's memory as words; the same as bytes; its address; our reference
 to it. If the last goes, with a frame that a failed call has left, the object lives as long as the
 references of others.
 """
 
 
-def ready_tensor(tensors: list[Any], place: int) -> ReadyTensor:
-    """A new object at *place* of a frame's *tensors*."""
+def ready_tensor(tensors: list[Any], index: int) -> ReadyTensor:
+    """A new object at *index* of a frame's *tensors*."""
     own = ffi.new("int64_t[]", HEADER // 8 + _TENSOR_WORDS)
     words = memoryview(ffi.buffer(own)).cast("B").cast("q")
     words[0], words[1], words[2] = ALONE, C.kTVMFFITensor, _deleters[-1]
     at, argument = address(own), ctypes.py_object(0)
-    filling = argument, ctypes.c_void_p(at + HEADER)
+    targets = argument, ctypes.c_void_p(at + HEADER)
     entry, handle = (own, argument), cast("Handle", Unowned(at))
     # From here on the deleter forgets the entry.
-    _lent[at], handle.__class__ = entry, Handle
+    _borrowed[at], handle.__class__ = entry, Handle
     untrack(handle)
-    made = tensors[place] = argument, filling, words, words.cast("B"), at, handle
+    made = tensors[index] = argument, targets, words, words.cast("B"), at, handle
     return made
 
 
@@ -97,11 +99,11 @@ def ready_tensor(tensors: list[Any], place: int) -> ReadyTensor:
 def _at_exit() -> None:
     # C may drop a reference after Python has ended. It reads the deleter then.
     _deleters.append(HARMLESS)
-    for own, _argument in list(immortal(_lent).values()):
+    for own, _argument in list(immortal(_borrowed).values()):
         own[2] = HARMLESS
 
 
-def is_lent_numpy(cls: type) -> bool:
+def is_numpy_class(cls: type) -> bool:
     """Whether a call lends instances of *cls* by what numpy's DLTensor says."""
     numpy = sys.modules.get("numpy")
     if numpy is None or cls is not numpy.ndarray:

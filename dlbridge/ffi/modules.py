@@ -48,7 +48,7 @@ def names_in(file: Path) -> set[str]:
         content = file.read_bytes() if file.stat().st_size <= _LARGEST else b""
     except OSError:
         return set()
-    return {found[1].decode("ascii") for found in _SYMBOL.finditer(content)}
+    return {match[1].decode("ascii") for match in _SYMBOL.finditer(content)}
 
 
 _LOADERS: Final = "ffi.Module.load_from_file."
@@ -135,8 +135,8 @@ class Module(Object):
         known: list[str] | None = vars(self).get("_names")
         if known is None:
             file = vars(self).get("_path")
-            found = set() if file is None else names_in(file)
-            known = sorted(name for name in found if self.implements_function(name))
+            names = set() if file is None else names_in(file)
+            known = sorted(name for name in names if self.implements_function(name))
             vars(self)["_names"] = known
         return known
 

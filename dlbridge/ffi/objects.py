@@ -22,7 +22,7 @@ from .any import (
     convert,
     made,
     native_type_index,
-    new_place,
+    new_slot,
     shared,
     text_of,
     untrack,
@@ -245,15 +245,15 @@ _DELETER: Final = destructor("void(*)(void *)", _drop)
 def with_owner(value: object, make: Callable[..., int], *arguments: Any) -> Handle | None:
     """The object that a C function makes, which keeps *value* alive; None if it fails.
 
-    *make* takes a pointer first and its deleter last, before the place for the object.
+    *make* takes a pointer first and its deleter last, before the slot for the object.
     """
-    key, place, entered = id(value), new_place(), False
+    key, slot, entered = id(value), new_slot(), False
     pointer = ffi.cast("void *", key)
     try:
         _kept[key], _counts[key], entered = value, _counts[key] + 1, True
-        _status, handle = made(place, make, pointer, *arguments, _DELETER)
+        _status, handle = made(slot, make, pointer, *arguments, _DELETER)
     finally:
-        if entered and not place[0]:
+        if entered and not slot[0]:
             _drop(key)
     return handle
 
@@ -341,8 +341,8 @@ def checked(value: Any) -> Any:
         checked(value.value)
         return value
     try:
-        found = bounded(convert(value))
+        converted = bounded(convert(value))
     except RecursionError:
         bounded(value)
         raise
-    return found if isinstance(found, Object) else value  # errors name what was passed
+    return converted if isinstance(converted, Object) else value  # errors name what was passed

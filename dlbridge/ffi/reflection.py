@@ -87,11 +87,11 @@ class Field:
     def _object(self, holder: Object) -> Handle:
         handle, index = handle_of(holder), holder._index
         if index not in self._holders:
-            # At the field's place another type has something else.
-            found = info_of(index)
-            if self not in found.all_fields():
+            # At the field's offset another type has something else.
+            info = info_of(index)
+            if self not in info.all_fields():
                 raise TypeError(
-                    f"{with_article(found.type_key)} has no field {self.name!r} of {self.owner}"
+                    f"{with_article(info.type_key)} has no field {self.name!r} of {self.owner}"
                 )
             self._holders.add(index)
         return handle
@@ -100,8 +100,8 @@ class Field:
         if holder is None:
             return self
         words, _none, result = new_memory(0)
-        place = self._object(holder) + self._offset
-        return unpack(*perform(words, self._get, place, address(result)))
+        location = self._object(holder) + self._offset
+        return unpack(*perform(words, self._get, location, address(result)))
 
     def __set__(self, holder: Object, value: Any) -> None:
         if not self.writable:
@@ -112,15 +112,15 @@ class Field:
             raise TypeError(f"field {self.name!r} of {self.owner}: {exc}") from exc
 
     def _set(self, handle: Handle, value: Any) -> None:
-        place = handle + self._offset
+        location = handle + self._offset
         if self._setter_is_object:
-            arguments = (ctypes.c_void_p(place), value)
+            arguments = (ctypes.c_void_p(location), value)
             call_with_gil(self._setter, arguments)
             return
         keep = Members()
         words = ffi.new("int64_t[2]", pack(value, keep))
         try:
-            failed = self._setter(place, address(words))
+            failed = self._setter(location, address(words))
         except ctypes.ArgumentError as exc:
             raise undisguised(exc) from None
         if failed:
@@ -183,8 +183,8 @@ class TypeInfo:
         column = ffi.cast("TVMFFITypeAttrColumn *", py.TVMFFIGetTypeAttrColumn(ByteArray(name)))
         if not column:
             return None
-        place = self.type_index - column.begin_index
-        return _any(column.data + place) if 0 <= place < column.size else None
+        offset = self.type_index - column.begin_index
+        return _any(column.data + offset) if 0 <= offset < column.size else None
 
     def all_fields(self) -> list[Field]:
         """The fields of the oldest ancestor first, the own ones last."""
@@ -197,10 +197,10 @@ _infos: dict[int, TypeInfo] = {}
 
 def info_of(index: int) -> TypeInfo:
     """The type with this *index*, which must exist."""
-    found = _infos.get(index)
-    if found is None:  # another thread may be faster: there is one for each index
-        found = _infos.setdefault(index, TypeInfo(index))
-    return found
+    info = _infos.get(index)
+    if info is None:  # another thread may be faster: there is one for each index
+        info = _infos.setdefault(index, TypeInfo(index))
+    return info
 
 
 def index_of(type_key: str) -> int:

@@ -87,17 +87,17 @@ def _check_graph(graph: Any) -> None:
     """
     nodes = graph.get("nodes") if isinstance(graph, dict) else None
     depths: list[int] = []
-    for place, node in enumerate(nodes if isinstance(nodes, list) else ()):
+    for index, node in enumerate(nodes if isinstance(nodes, list) else ()):
         inner = [other for other in _references(node) if isinstance(other, int)]
-        if any(other >= place for other in inner):
-            raise ValueError(f"node {place} of the JSON graph refers to itself or a later one")
+        if any(other >= index for other in inner):
+            raise ValueError(f"node {index} of the JSON graph refers to itself or a later one")
         depths.append(1 + max((depths[other] for other in inner if other >= 0), default=0))
-        if depths[place] > MAX_DEPTH:
+        if depths[index] > MAX_DEPTH:
             raise RecursionError(f"the JSON graph is nested more than {MAX_DEPTH} levels deep")
 
 
 def _references(node: Any) -> Iterable[Any]:
-    """The places of the nodes to which *node* refers."""
+    """The indices of the nodes to which *node* refers."""
     if not isinstance(node, dict) or not isinstance(node.get("type"), str):
         return ()  # the library says what is wrong with it
     index, data = index_of(node["type"]), node.get("data")

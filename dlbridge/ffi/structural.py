@@ -80,8 +80,8 @@ def structural_hash(
     >>> ffi.structural_hash([1, 2]) == ffi.structural_hash((1, 2))
     True
     """
-    found = ask("ffi.StructuralHash", checked(value), map_free_vars, skip_tensor_content)
-    return found & _UNSIGNED  # type: ignore[no-any-return]
+    number = ask("ffi.StructuralHash", checked(value), map_free_vars, skip_tensor_content)
+    return number & _UNSIGNED  # type: ignore[no-any-return]
 
 
 @public_in("dlbridge.ffi")
@@ -107,8 +107,8 @@ def get_first_structural_mismatch(
     >>> ffi.get_first_structural_mismatch([1, 2], [1, 2]) is None
     True
     """
-    found = _compare("ffi.GetFirstStructuralMismatch", lhs, rhs, map_free_vars, skip_tensor_content)
-    return None if found is None else tuple(found)
+    paths = _compare("ffi.GetFirstStructuralMismatch", lhs, rhs, map_free_vars, skip_tensor_content)
+    return None if paths is None else tuple(paths)
 
 
 def _compare(name: str, lhs: Any, rhs: Any, *options: bool) -> Any:

@@ -61,14 +61,14 @@ from .any import (
     Unowned,
     WeakTable,
     defines,
-    lent_numpy,
-    lent_torch,
+    numpy_classes,
     pack,
     packers,
+    torch_classes,
     untrack,
 )
 from .errors import raised
-from .lending import is_lent_numpy
+from .lending import is_numpy_class
 from .objects import Argument, pack_opaque
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def tensor_rule(cls: type) -> Packer | None:
     if table is None:
         library = library_of(cls)
         declared = library is not None and library.immutable  # as its users know
-        if is_lent_numpy(cls):
-            lent_numpy.add(cls)
+        if is_numpy_class(cls):
+            numpy_classes.add(cls)
         return partial(_pack_producer, declared=True) if declared else _pack_producer
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor):
@@ -134,7 +134,7 @@ def tensor_rule(cls: type) -> Packer | None:
         # stranger are checked.
         if torchs and table.address == torchs.address and table.fill_view and not declared:
             whole = frozenset({torch.int8, torch.uint8})
-            lent_torch[cls] = torch.Tensor.is_neg, table.fill_view, whole
+            torch_classes[cls] = torch.Tensor.is_neg, table.fill_view, whole
         return _table_packer(table, torchs, declared=declared)
     return _table_packer(table)
 
@@ -322,11 +322,11 @@ def name_argument(error: BaseException, arguments: Sequence[Any]) -> None:
     refused = vars(error).pop(_REFUSED, None)
     if refused is None:
         return
-    for place, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         if argument is refused or _holds(argument, refused, 3):
             inside = "" if argument is refused else "a tensor inside "
-            what = f"{inside}argument {place} ({origin_of(refused)})"
-            error.args = (_READ_ONLY.format(what, place),)
+            what = f"{inside}argument {index} ({origin_of(refused)})"
+            error.args = (_READ_ONLY.format(what, index),)
             return
 
 
@@ -416,7 +416,7 @@ def tensor_of(owned: Handle, _index: int) -> Tensor:
     return tensor
 
 
-def lent_tensor(_tag: int, payload: int) -> Tensor:
+def borrowed_tensor(_tag: int, payload: int) -> Tensor:
     """A Tensor over a DLTensor that C owns: good until the callback returns."""
     managed = ffi.new("DLManagedTensorVersioned *")
     managed.version.major = DLPACK_VERSION[0]

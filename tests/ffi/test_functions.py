@@ -401,8 +401,8 @@ def test_an_edit_of_the_calls_by_hand_is_seen(tmp_path):
     for name in ("cdefs/ffi_calls.py", "dlbridge/ffi/_calls.py"):
         (tmp_path / name).parent.mkdir(parents=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    edited = (tmp_path / "dlbridge/ffi/_calls.py").read_text().replace("lent += 1", "lent += 2", 1)
+    edited = (tmp_path / "dlbridge/ffi/_calls.py").read_text().replace("used += 1", "used += 2", 1)
     (tmp_path / "dlbridge/ffi/_calls.py").write_text(edited)
     done = finished(Path("cdefs/ffi_calls.py"), "--check", cwd=tmp_path)
     assert done.returncode == 1
-    assert re.search(r"^- +lent \+= 2$", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^- +used \+= 2$", done.stdout, re.MULTILINE), done.stdout

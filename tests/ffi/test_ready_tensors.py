@@ -14,7 +14,7 @@ from dlbridge import ExchangeError, ffi
 from dlbridge.conformance.cases import in_threads
 from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
-from dlbridge.ffi.lending import _lent, ready_tensor
+from dlbridge.ffi.lending import _borrowed, ready_tensor
 
 
 def torch_vector(start):
@@ -57,9 +57,9 @@ def test_the_object_is_used_again_and_keeps_nothing(make, where):
     first = where(x, make(1), x)
     assert len(set(first)) == 3
     assert where(x, make(1), x) == first
-    entries = len(_lent)
+    entries = len(_borrowed)
     where(make(2), x)
-    assert len(_lent) == entries
+    assert len(_borrowed) == entries
     del x
     gc.collect()
     assert alive() is None
@@ -68,7 +68,7 @@ def test_the_object_is_used_again_and_keeps_nothing(make, where):
 @pytest.mark.parametrize("make", MAKERS)
 def test_what_the_callee_keeps_is_its_own(make, apply):
     kept, sources = [], []
-    entries = len(_lent)
+    entries = len(_borrowed)
     for start in range(5):
         x, y = make(start), make(10 * start)
         sources += [weakref.ref(x), weakref.ref(y)]
@@ -80,7 +80,7 @@ def test_what_the_callee_keeps_is_its_own(make, apply):
     kept.clear()
     gc.collect()
     assert all(source() is None for source in sources)
-    assert len(_lent) <= entries + 3
+    assert len(_borrowed) <= entries + 3
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -162,9 +162,9 @@ def test_memory_lives_as_long_as_weak_references():
     deleter = cffi.cast("TVMFFIObject *", key).deleter
     place[0] += 1 << 32  # somebody's weak reference
     del ready, _handle
-    assert key in _lent
+    assert key in _borrowed
     deleter(cffi.cast("void *", key), C.kTVMFFIObjectDeleterFlagBitMaskWeak)
-    assert key not in _lent
+    assert key not in _borrowed
 
 
 # --- What the callee sees of numpy's arrays -------------------------------------------
