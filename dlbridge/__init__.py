@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
     from .casts import astype as astype
     from .core.moves.host_views import HostView as HostView
-    from .core.moves.plans import Plan as Plan, Step as Step, Trace as Trace, trace as trace
+    from .core.moves.plans import Plan as Plan, Step as Step
     from .core.plugins.lookup import device as device, devices as devices, trim as trim
     from .core.plugins.registry import (
         backend as backend,
@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from .processes.descriptors import from_fd as from_fd
     from .processes.pickles import unpickle_to as unpickle_to
     from .processes.shared_tensors import share as share
+    from .tracing import Trace as Trace, trace as trace
     from .trees import tree_to_device as tree_to_device
 
 # The list of public names; everything else here follows from it. (The imports
@@ -98,6 +99,7 @@ _PUBLIC = {
     "api.creation": "empty empty_like full full_like ones ones_like zeros zeros_like",
     "interop.blobs": "from_blob",
     "casts": "astype",
+    "tracing": "Trace trace",
     "trees": "tree_to_device",
     "files.loading": "TensorFile load",
     "files.saving": "save",
@@ -106,7 +108,7 @@ _PUBLIC = {
     "api.anything": "device_of",
     "interop.exporter": "Exporter",
     "core.moves.host_views": "HostView",
-    "core.moves.plans": "Plan Step Trace trace",
+    "core.moves.plans": "Plan Step",
     "processes.descriptors": "from_fd",
     "processes.pickles": "unpickle_to",
     "processes.shared_tensors": "share",

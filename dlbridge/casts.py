@@ -34,6 +34,7 @@ from dlbridge.extending import (
     new_tensor,
     operand_of,
     public_in,
+    recorded,
 )
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ def astype(x: ArrayLike, dtype: DTypeLike, saturate: bool = False) -> Tensor:
         warnings.warn(text, np.exceptions.ComplexWarning, stacklevel=2)
     out = new_tensor(CPU, target, tensor.shape)
     if tensor.size:
-        with np.errstate(all="ignore"):
+        copied = recorded("astype makes it", tensor, CPU, "convert", out)
+        with copied, np.errstate(all="ignore"):
             _convert(operand_of(tensor), lane, operand_of(out), new_lane, saturate)
     return out
 

@@ -36,6 +36,7 @@ from dlbridge.core.libraries.lookup import (
 )
 from dlbridge.core.moves.copies import copy_elements, packed_bytes, part_of
 from dlbridge.core.moves.fills import fill
+from dlbridge.core.moves.plans import recorded
 from dlbridge.core.moves.progress import tally
 from dlbridge.core.moves.transfer import (
     export_memory,
@@ -136,6 +137,7 @@ __all__ = [
     "provider_of",
     "public_in",
     "ready_stream",
+    "recorded",
     "strides_in_elements",
     "tally",
     "tensor_on",

@@ -33,9 +33,10 @@ OWN_LOCKS = {
 # ends when it is collected: later, and perhaps in another thread. Here that does no harm.
 LATE_GENERATORS = {
     "dlbridge/core/moves/progress.py",  # a bar
-    "dlbridge/core/moves/plans.py",  # restores what its own thread had
-    "dlbridge/processes/pickles.py",  # likewise
+    "dlbridge/core/moves/plans.py",  # of a block that only its own function has
+    "dlbridge/processes/pickles.py",  # restores what its own thread had
     "dlbridge/core/plugins/streams.py",  # likewise
+    "dlbridge/tracing.py",  # a trace that nobody reads
     "dlbridge/ffi/streams.py",  # does nothing in another thread
 }
 

@@ -194,12 +194,14 @@ def _exposed(library: Library, x: Any, copy: bool | None) -> Any:
     return x if library.expose is None else library.expose(x, copy)
 
 
-BUILTIN = frozenset({bytes, bytearray, memoryview, bool, int, float, complex, list, tuple})
-"""The classes of Python itself whose objects become a tensor; it is on the CPU."""
-
-
 NUMBERS = (bool, int, float, complex, list, tuple)
 """The classes of Python itself whose elements have no memory that a tensor could share."""
+
+BUFFERS = (bytes, bytearray)
+"""Those whose memory a tensor always shares."""
+
+BUILTIN = frozenset({*BUFFERS, memoryview, *NUMBERS})
+"""The classes of Python itself whose objects become a tensor; it is on the CPU."""
 
 
 def _from_buffer_or_numbers(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
@@ -210,6 +212,16 @@ def _from_buffer_or_numbers(x: Any, wanted: DType | None, copy: bool | None) -> 
     if copy is False:
         raise ExchangeError(NOTHING_TO_SHARE.format(origin_of(x)))
     return wrap_array(array_of(numbers, wanted, _values_of))
+
+
+def arrays_in(x: Any) -> int:
+    """How many arrays the lists of *x*, of which a tensor has been made, hold; 0 for numbers."""
+    count = 1
+    while isinstance(x, (list, tuple)) and x:
+        count, x = count * len(x), x[0]
+        if getattr(x, "shape", ()):
+            return count
+    return 0
 
 
 def _values_of(x: Any) -> np.ndarray[Any, Any]:

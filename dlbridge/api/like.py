@@ -15,12 +15,13 @@ from dlbridge.core.libraries.lookup import check_own_device, find_library, is_kn
 from dlbridge.core.moves.transfer import move, part_of_a_step
 from dlbridge.core.plugins.registry import LOADED, backends
 from dlbridge.core.tensor.array_tensor import ArrayTensor
-from dlbridge.core.tensor.metadata import describe, has_negative_strides, numpy_type
+from dlbridge.core.tensor.metadata import LOST_WRITES, describe, has_negative_strides, numpy_type
 from dlbridge.core.tensor.operand import operand_of, require_compact
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType, dtype as as_dtype
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
+from dlbridge.extending import recorded
 from dlbridge.interop.descriptions import SMALL, to_native as native_object
 
 if TYPE_CHECKING:
@@ -44,7 +45,11 @@ def as_library(tensor: Tensor, like: object, copy: bool | None, *, in_pairs: boo
     types, pair = conversion.library.types or (), f"{tensor.dtype}x2"
     if in_pairs and tensor.dtype.name not in types and pair in types and not tensor.is_padded:
         tensor = tensor.view(pair)
-    return conversion.run(tensor, conversion.decide(tensor, copy)[0], move)
+    copied, reason = conversion.decide(tensor, copy)
+    if not copied:
+        return conversion.run(tensor, copied, move)
+    with recorded(reason, tensor, kind="as library"):
+        return conversion.run(tensor, copied)
 
 
 class Conversion:
@@ -225,7 +230,7 @@ def _why_copy(library: Library, tensor: Tensor, *, fresh: bool) -> str:
         known = "ignores" if is_known_library(name) else "may ignore"
         return f"the memory is read-only, which {name} {known}"
     if has_negative_strides(tensor) and not library.takes_negative_strides:
-        return f"{name} takes no negative strides {tensor.strides}"
+        return f"{name} takes no negative strides {tensor.strides}: {LOST_WRITES}"
     if library.compact_only and not _is_compact(library, tensor):
         order = ", in any order of axes" if library.any_order else ""
         return f"{name} takes compact memory only{order}, not {tensor.strides}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from dlbridge.api.anything import NUMBERS, import_anything, refuse_read_once
+from dlbridge.api.anything import BUFFERS, NUMBERS, import_anything, refuse_read_once
 from dlbridge.api.like import as_library
 from dlbridge.api.routes import ITSELF, ROUTES, Move, at_its_place, find_route
 from dlbridge.core.dlpack.exports import check_copy
@@ -13,6 +14,7 @@ from dlbridge.core.interfaces.dlpack import import_producer
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of
 from dlbridge.core.moves.copies import copy_elements
+from dlbridge.core.moves.plans import is_recording, record_run, recorded
 from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.transfer import move
 from dlbridge.core.plugins.lookup import check_device
@@ -265,6 +267,7 @@ def asarray(
     check_copy(copy)
     wanted = None if dtype is None else as_dtype(dtype)
     target = None if device is None else check_device(device)
+    start = time.perf_counter()
     tensor = import_anything(x, wanted, copy, device)
     if wanted is not None and tensor.dtype is not wanted:
         raise ExchangeError(
@@ -273,6 +276,10 @@ def asarray(
             f"reads the same memory as {wanted}{used_up(x)}"
         )
     if target is None and (copy is None or copy is False):
+        if copy is None and type(x) not in BUFFERS and is_recording():
+            read = Move(x, tensor, tensor.device, None).plan()
+            if read.nbytes:
+                record_run(read, None, tensor, time.perf_counter() - start)
         return tensor
     moved: Tensor = Move(x, tensor, target or tensor.device, copy).run()
     return moved
@@ -527,7 +534,7 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
         Any library's arrays on any devices. They may overlap. Numbers and lists, as *src*,
         become what *dst* has, as in `asarray`.
     progress : bool or callable, optional
-        As in `to_device`; no trace records the copy.
+        As in `to_device`.
 
     Raises
     ------
@@ -555,10 +562,9 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     """
     target = dst if isinstance(dst, Tensor) else _in_place(dst)
     into = operand_of(target)
-    if isinstance(src, Tensor):
-        given = operand_of(src)
-    else:  # numbers have no dtype of their own
-        given = operand_of(asarray(src, dtype=into.dtype if type(src) in NUMBERS else None))
+    if not isinstance(src, Tensor):  # numbers have no dtype of their own
+        src = asarray(src, dtype=into.dtype if type(src) in NUMBERS else None)
+    given = operand_of(src)
     if into.shape != given.shape or into.dtype is not given.dtype:
         ways = []
         if into.dtype is not given.dtype:
@@ -585,10 +591,11 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
             "in memory (a broadcast view, or windows that overlap), and only the last value "
             "written there would remain; copy into the tensor that it is a view of"
         )
-    if progress is None:  # without the block a copy of 4 KiB takes 1 us less
+    if progress is None and not is_recording():  # without the block 4 KiB take 1 us less
         copy_elements(into, given)
         return
-    with reporter(progress, into.nbytes) as report:
+    why = "copy_ writes into memory that is there"
+    with recorded(why, src, target.device), reporter(progress, into.nbytes) as report:
         copy_elements(into, given, report)
 
 

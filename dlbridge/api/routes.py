@@ -15,7 +15,13 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.api.anything import import_anything, is_copied, is_in_our_order, is_read_once
+from dlbridge.api.anything import (
+    arrays_in,
+    import_anything,
+    is_copied,
+    is_in_our_order,
+    is_read_once,
+)
 from dlbridge.api.like import Conversion
 from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of
@@ -28,7 +34,6 @@ from dlbridge.core.plugins.streams import use_stream
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import ForeignByteOrder
 from dlbridge.errors import Error
@@ -244,7 +249,12 @@ class Move:
                 return
         plan.origin = origin_of(x)
         if self.operand.nbytes:
-            why = "has no memory that a tensor could share"
+            arrays = arrays_in(x)
+            why = (
+                f"is of {arrays} arrays, which are stacked"
+                if arrays
+                else "has no memory that a tensor could share"
+            )
             if self.tensor.is_copied:
                 why = "has the other byte order, and is converted"
             step = Step("read", here, here, self.operand.nbytes, f"{plan.origin} {why}")
@@ -252,7 +262,7 @@ class Move:
 
     def run(self, stream: StreamLike | None = None, progress: ProgressLike = None) -> Any:
         """The result; a trace gets a plan of the steps that ran."""
-        start = time.perf_counter() if TRACES else 0.0
+        start = time.perf_counter()
         if self.by_library is not None:
             tensor = import_producer(self.x, self.target, self.copy, None)
             operand = operand_of(tensor)
@@ -273,7 +283,7 @@ class Move:
                     self.wrapped = conversion.decide(moved, self.copy, copies(ran))
                 result = conversion.run(moved, self.wrapped[0])
         finally:  # the tensor was moved, even if the library refuses it
-            if TRACES and is_recording():
+            if is_recording():
                 seconds = time.perf_counter() - start
                 record_run(self.plan(), self.tensor, moved, seconds)
         return result

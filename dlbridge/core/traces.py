@@ -2,5 +2,7 @@
 
 from __future__ import annotations
 
-TRACES: list[object] = []
+from typing import Any
+
+TRACES: list[Any] = []
 """The active traces of all threads. While it is empty, a move that does nothing needs no plan."""

@@ -15,7 +15,7 @@ from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.libraries.lookup import find_library
 from dlbridge.core.moves.copies import copy_elements, packed_bytes, part_of
 from dlbridge.core.moves.host_views import host_view
-from dlbridge.core.moves.plans import Plan, record_run
+from dlbridge.core.moves.plans import Plan, is_recording, record_run
 from dlbridge.core.moves.progress import tally
 from dlbridge.core.moves.transfer import (
     choose,
@@ -31,7 +31,6 @@ from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import tensor_on, wrap_array
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DLDataTypeCode, check_dtype, dtype as as_dtype
 from dlbridge.errors import Error, ExchangeError, FileError
@@ -555,7 +554,7 @@ class _Way:
 
     def ran(self, tensor: Tensor, kind: str, nbytes: int, reason: str) -> None:
         """Give `dlbridge.trace` a plan of the step that has just made *tensor*."""
-        if TRACES:
+        if is_recording():
             seconds = time.perf_counter() - self.start
             plan = Plan(self.entry.dtype, self.shape, self.origin, CPU, self.target)
             plan.add(kind, CPU, self.target, nbytes, reason)

@@ -24,6 +24,7 @@ from dlbridge.extending import (
     packed_bytes,
     part_of,
     public_in,
+    recorded,
     tally,
     with_article,
 )
@@ -150,9 +151,10 @@ def _tensor(array: Any) -> Tensor:
 
 
 def _write(file: Any, tensor: Tensor, report: Report) -> None:
-    for piece in _pieces(tensor):
-        file.write(piece)
-        report(len(piece))
+    with recorded("save writes it into a file", tensor, CPU, "write"):
+        for piece in _pieces(tensor):
+            file.write(piece)
+            report(len(piece))
 
 
 # safetensors -----------------------------------------------------------------------

@@ -23,11 +23,12 @@ from dlbridge.extending import (
     operand_of,
     packed_bytes,
     public_in,
+    recorded,
     tensor_on,
 )
 
 if TYPE_CHECKING:
-    from dlbridge import Device, Tensor
+    from dlbridge import Device, Operand, Tensor
     from dlbridge.typing import DeviceLike
 
 
@@ -40,6 +41,11 @@ def tobytes(tensor: Tensor) -> bytes:
     operand = operand_of(tensor)
     if not operand.size:
         return b""
+    with recorded("the elements become bytes of Python", tensor, CPU):
+        return _bytes_of(tensor, operand)
+
+
+def _bytes_of(tensor: Tensor, operand: Operand) -> bytes:
     if operand.device.is_host or operand.nbytes <= SHARED_BYTES:
         return bytes(_host_bytes(tensor))
     # The device writes into a bytes object that nobody else has seen: there is no other buffer.
@@ -71,7 +77,10 @@ def pickled(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
     elif operand.size:
         # A copy of a device's memory: who keeps the buffer may read it at any time.
         host = tensor if operand.device.is_host else bridge.to_device(tensor, CPU, copy=True)
+        why = "the pickle has it, unless a buffer_callback takes the buffer as it is"
         raw = pickle.PickleBuffer(_host_bytes(host))
+        with recorded(why, host, kind="pickle"):
+            pass  # by pickle itself, which asks nobody
     return raw, operand.dtype.name, operand.shape, str(operand.device), flags, protocol < 5
 
 

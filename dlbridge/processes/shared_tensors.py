@@ -24,6 +24,7 @@ from dlbridge.extending import (
     new_tensor,
     operand_of,
     public_in,
+    recorded,
     tensor_on,
     wait_for_work,
 )
@@ -247,7 +248,8 @@ def share_tensor(tensor: Tensor, target: Device) -> Tensor:
     if operand.device is target and (mapped or find_on_device(operand)):
         return tensor
     if mapped is None or why_not_in(mapped[0], target):
-        return _copy_to_block(operand, target)
+        with recorded("share puts it into memory that processes share", tensor, target):
+            return _copy_to_block(operand, target)
     wait_for_work(operand)  # the two devices know nothing of each other's work
     return on_device(*mapped, target)
 

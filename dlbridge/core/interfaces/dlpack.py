@@ -31,7 +31,7 @@ from dlbridge.core.plugins.streams import consumer_stream, wait
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.array_tensor import check_array, label_array, wrap_array
 from dlbridge.core.tensor.exchange import adopt, capsule_of, order_consumer
-from dlbridge.core.tensor.metadata import has_negative_strides, memory_under
+from dlbridge.core.tensor.metadata import LOST_WRITES, has_negative_strides, memory_under
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU, Device, DLDeviceType, plain_number
@@ -482,7 +482,8 @@ def _copied_or_not(tensor: Tensor, copy: bool | None) -> tuple[Tensor, int]:
                 "abort on them), and copy=False forbids it; pass copy=None, or export a compact "
                 "copy, dlbridge.to_device(t, t.device, copy=True)"
             )
-        return copy_of(tensor), FLAG_IS_COPIED
+        why = f"a consumer gets no negative strides {tensor.strides}: {LOST_WRITES}"
+        return copy_of(tensor, why), FLAG_IS_COPIED
     return tensor, 0
 
 

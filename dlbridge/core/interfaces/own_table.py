@@ -39,7 +39,7 @@ from dlbridge.core.implementation_details.python_api import (
 from dlbridge.core.moves.transfer import copy_of, new_tensor
 from dlbridge.core.plugins.streams import current_stream
 from dlbridge.core.tensor.exchange import adopt, order_consumer_on_current_stream, own_export_of
-from dlbridge.core.tensor.metadata import has_negative_strides
+from dlbridge.core.tensor.metadata import LOST_WRITES, has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
@@ -148,7 +148,8 @@ def _pool_of(tensor: Tensor, flags: int = 0) -> StructPool:
 def _lend_to(loans: list[tuple[int, Any]], tensor: Tensor) -> None:
     """Append the address of a struct of *tensor*, and its loan: `_take_back` looks there."""
     if has_negative_strides(tensor):  # a copy of what the elements are now, for this consumer alone
-        tensor = copy_of(tensor)
+        why = f"a consumer gets no negative strides {tensor.strides}: {LOST_WRITES}"
+        tensor = copy_of(tensor, why)
         pool = _pool_of(tensor, FLAG_IS_COPIED)
     else:
         pool = _pool_of(tensor)

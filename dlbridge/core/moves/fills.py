@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlbridge.core.moves.copies import copy_elements, part_of
+from dlbridge.core.moves.plans import is_recording, recorded
 from dlbridge.core.moves.transfer import new_tensor
 from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.public import for_guests
@@ -45,7 +46,14 @@ def fill(tensor: Tensor, pattern: bytes = b"\0") -> None:
     >>> new.tolist()
     [1, 1, 1]
     """
-    operand = operand_of(tensor)
+    if is_recording():
+        with recorded("each element is set to a number", tensor, kind="fill"):
+            _fill(operand_of(tensor), pattern)
+    else:
+        _fill(operand_of(tensor), pattern)
+
+
+def _fill(operand: Operand, pattern: bytes) -> None:
     if not operand.nbytes:
         return
     if len(set(pattern)) == 1 and _filled_by_device(operand, pattern[0]):

@@ -1,4 +1,4 @@
-"""Plans: what a move does, in words; and traces, which collect the plans of moves that ran.
+"""Plans: what a move does, in words; and those of what ran, for traces and the log.
 
 What is done is chosen in ``transfer``, without words. They are for `dlbridge.explain`, traces and
 errors only.
@@ -6,19 +6,26 @@ errors only.
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.core.public import public
+from dlbridge.core.public import for_guests, public
 from dlbridge.core.traces import TRACES
 from dlbridge.core.values.text import bytes_text, html_table
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.devices import Device
     from dlbridge.core.values.dtypes import DType
+
+    Array = np.ndarray[Any, Any]
 
 
 @public
@@ -34,7 +41,8 @@ class Step(NamedTuple):
         same device), ``by library`` (the library that made the array brings
         it to the CPU), or a copy: ``copy``, ``pack``, ``upload``, ``download``,
         ``peer copy``, ``as library``, ``read`` (into new memory, from a file or
-        from an object that has no memory to share, such as a list).
+        from an object that has no memory to share, such as a list), ``fill``,
+        ``convert`` (to another dtype), ``write`` (into a file), ``pickle``.
     source, target : Device
         From where to where.
     nbytes : int
@@ -80,6 +88,9 @@ class Plan:
         `Tensor.data_ptr` at the start and of the result; 0 until it ran.
     seconds : float
         How long it took; 0 until it ran.
+    where : str
+        The file, the line and the function of the program that it ran for: of the first frame
+        outside dlbridge. Empty until it ran.
 
     Examples
     --------
@@ -107,6 +118,7 @@ class Plan:
         self.steps: list[Step] = []
         self.address = self.result_address = 0
         self.seconds: float = 0.0
+        self.where = ""
 
     @property
     def what(self) -> str:
@@ -185,105 +197,142 @@ class Plan:
         }
 
 
-# Records of `to_device` and `load`, for ``with dlbridge.trace() as t:`` -----------------
+# Records of what ran, for ``with dlbridge.trace() as t:`` and the log ---------------------
 
 
-@public
-class Trace:
-    """The plans that ran in a ``with trace()`` block, in order; ``print(t)`` lists them.
-
-    Attributes
-    ----------
-    plans : list of Plan
-        One for each move, and for each tensor that was loaded from a file.
-
-    Examples
-    --------
-    >>> with bridge.trace() as t:
-    ...     moved = bridge.to_device([1.0, 2.0], "cpu")
-    >>> [plan.nbytes for plan in t.plans]
-    [16]
-    """
-
-    def __init__(self) -> None:
-        self.plans: list[Plan] = []
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that all moves copied."""
-        return sum(plan.nbytes for plan in self.plans)
-
-    @property
-    def copies(self) -> int:
-        """The number of copies that were made."""
-        return sum(plan.copies for plan in self.plans)
-
-    def _total(self) -> str:
-        moves = len(self.plans)
-        return f"{moves} move{'' if moves == 1 else 's'}, {self.nbytes} bytes copied"
-
-    def __str__(self) -> str:
-        lines = [f"{plan}\n  took {plan.seconds * 1e6:.0f} us" for plan in self.plans]
-        return "\n".join([*lines, self._total()])
-
-    def __repr__(self) -> str:
-        return f"dlbridge.Trace({self._total()})"
-
-    def _repr_html_(self) -> str:
-        """Return the tables that a notebook shows."""
-        return "".join([*(plan._repr_html_() for plan in self.plans), html_table(self._total())])
+def _mine() -> list[Any]:
+    """The traces that record this thread."""
+    me = threading.get_ident()
+    return [each for each in TRACES.copy() if each.thread in (None, me)]
 
 
-class _Active(threading.local):
-    traces: tuple[Trace, ...] = ()
-    """Replaced and never changed: without an ``__init__``, a finalizer always finds it."""
+@cache
+def _logger() -> Any:
+    import logging
+
+    return logging.getLogger("dlbridge")
 
 
-_active = _Active()
+class _Inside(threading.local):
+    copy = False
 
 
-@public
-@contextmanager
-def trace() -> Iterator[Trace]:
-    """Record the moves that this thread makes inside the block.
-
-    An object of no array library, such as a dataset in a file, may be read once more
-    for it: where its memory was shared, a second array of it has the same address.
-
-    Yields
-    ------
-    Trace
-        It fills while the block runs.
-
-    Examples
-    --------
-    >>> with bridge.trace() as t:
-    ...     moved = bridge.to_device(np.zeros(1000), "cpu", copy=True)
-    >>> t.nbytes, t.copies
-    (8000, 1)
-    """
-    new = Trace()
-    # The dictionary of this thread: a generator that a signal handler has interrupted may end
-    # in another thread.
-    mine = vars(_active)
-    TRACES.append(new)
-    _active.traces = (*_active.traces, new)
-    try:
-        yield new
-    finally:
-        mine["traces"] = tuple(each for each in mine["traces"] if each is not new)
-        TRACES.remove(new)
+_inside = _Inside()
+"""Whether this thread is in an operation that is recorded whole: its steps are not, once more."""
 
 
 def is_recording() -> bool:
-    """Whether a trace of this thread is active."""
-    return bool(_active.traces)
+    """Whether a trace of this thread, or the log, takes what is copied now.
+
+    Who has not imported `logging` has asked for no log; that is 0.1 us, and only what copies asks.
+    """
+    if TRACES and _mine():
+        return not _inside.copy
+    return "logging" in sys.modules and _logger().isEnabledFor(10) and not _inside.copy
 
 
-def record_run(plan: Plan, before: Tensor | None, after: Tensor, seconds: float) -> None:
-    """Give the traces of this thread *plan*, which has made *after* of *before*, if of a tensor."""
-    plan.address = 0 if before is None else before.data_ptr()
-    plan.result_address = after.data_ptr()
+def record_run(plan: Plan, before: Tensor | None, after: Tensor | None, seconds: float) -> None:
+    """Give the traces of this thread, and the log, *plan*, which has made *after* of *before*."""
+    if _inside.copy:
+        return
+    plan.address, plan.result_address = (0 if t is None else t.data_ptr() for t in (before, after))
     plan.seconds = seconds
-    for active in _active.traces:
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("dlbridge", "contextl")):
+        frame = frame.f_back
+    code = frame.f_code
+    plan.where = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
+    for active in _mine():
         active.plans.append(plan)
+    if plan.nbytes and "logging" in sys.modules:
+        _logger().debug("%s: %s; %s", plan._head(), what_copies(plan), time_and_place(plan))
+
+
+def what_copies(plan: Plan) -> str:
+    """What copies and why, in one line."""
+    return "; ".join(f"{step.kind}: {step.reason}" for step in plan.steps if step.nbytes)
+
+
+def time_and_place(plan: Plan) -> str:
+    """How long it took, and where in the program."""
+    return f"took {plan.seconds * 1e6:.0f} us, {plan.where}"
+
+
+@for_guests
+def recorded(
+    reason: str,
+    tensor: Tensor,
+    target: Device | None = None,
+    kind: str = "",
+    result: Any = None,
+) -> AbstractContextManager[object]:
+    """Return a block whose copy `dlbridge.trace` and the log shall have, if it ends well.
+
+    It is for what copies and is no move. The moves and copies inside the block are parts of it,
+    and not recorded by themselves. Without a trace and without the log it does nothing.
+
+    Parameters
+    ----------
+    reason : str
+        Why it is copied.
+    tensor : Tensor
+        What is copied; of no bytes, nothing is recorded.
+    target : Device, optional
+        Where to; the device of *tensor* if None.
+    kind : str
+        As in `dlbridge.Step`. If it is empty, a copy between the two devices.
+    result : array, optional
+        What the elements become, if its ``dtype`` and ``nbytes`` are others: *reason* ends with
+        the dtype.
+
+    Returns
+    -------
+    context manager
+        For one ``with``, at once.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import recorded
+    >>> t = bridge.zeros(3)
+    >>> with bridge.trace() as trace:
+    ...     with recorded("an example", t):
+    ...         twin = t.numpy().copy()
+    >>> trace.nbytes
+    12
+    """
+    if not is_recording() or not tensor.nbytes:
+        return _NOTHING
+    source = tensor.device
+    target = target or source
+    if not kind and source is target:
+        kind = "copy"
+    elif not kind:
+        kind = "upload" if source.is_host else "download" if target.is_host else "peer copy"
+    plan = Plan(tensor.dtype, tensor.shape, tensor.origin, source, target)
+    nbytes = tensor.nbytes
+    if result is not None:
+        nbytes, reason = result.nbytes, f"{reason} {result.dtype}"
+    plan.add(kind, source, target, nbytes, reason)
+    return _recorded(plan, tensor)
+
+
+_NOTHING = nullcontext()
+
+
+def array_copy(tensor: Tensor, array: Array) -> Array:
+    """A copy of *array*, which shows *tensor*."""
+    if not is_recording():
+        return array.copy()
+    with recorded("numpy(copy=True) was asked for", tensor):
+        return array.copy()
+
+
+@contextmanager
+def _recorded(plan: Plan, tensor: Tensor) -> Iterator[None]:
+    start = time.perf_counter()
+    _inside.copy = True
+    try:
+        yield
+    finally:
+        _inside.copy = False
+    record_run(plan, tensor, None, time.perf_counter() - start)

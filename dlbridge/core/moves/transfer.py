@@ -22,7 +22,7 @@ from dlbridge.core.moves.copies import (
     packed_bytes,
     span_of,
 )
-from dlbridge.core.moves.plans import Plan, record_run
+from dlbridge.core.moves.plans import Plan, is_recording, record_run, recorded
 from dlbridge.core.plugins.lookup import identity_of
 from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
@@ -251,7 +251,7 @@ def move(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
     """Bring *tensor* to *target*."""
     operand = operand_of(tensor)
     choice = choose(operand, target, copy)
-    if not TRACES:
+    if not TRACES and (choice[0] is SHARE or not is_recording()):
         return run(choice, tensor, operand, target, copy)[0]
     start = time.perf_counter()
     moved, ran = run(choice, tensor, operand, target, copy)
@@ -266,11 +266,10 @@ def part_of_a_step(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
     return run(choose(operand, target, copy), tensor, operand, target, copy)[0]
 
 
-def copy_of(tensor: Tensor) -> Tensor:
-    """A compact copy on the same device; of no elements it is no move, and in no trace."""
-    if not tensor.size:
+def copy_of(tensor: Tensor, why: str = "copy=True was asked for") -> Tensor:
+    """A compact copy on the same device; of no elements it is in no trace."""
+    with recorded(why, tensor):
         return part_of_a_step(tensor, tensor.device, True)
-    return move(tensor, tensor.device, True)
 
 
 def copy_to_host(tensor: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ class ArrayTensor(NumpyTensor):
 
     def numpy(self, copy: bool | None = False, force: bool = False) -> Array:
         """Return a numpy view, or a copy if *copy* is true."""
-        return self._array.copy() if copy else self._array[...]
+        return Tensor.numpy(self, copy=True) if copy else self._array[...]
 
     def _forget_memory(self) -> None:
         del self._array, self.__tensor_export__

@@ -417,6 +417,9 @@ def release_shared(tensor: TensorMetadata) -> None:
             delattr(tensor, name)
 
 
+LOST_WRITES = "what is written into the copy does not reach the tensor"
+
+
 def has_negative_strides(tensor: TensorMetadata) -> bool:
     """Whether a stride is negative.
 

@@ -320,7 +320,7 @@ class Tensor(TensorMetadata):
         wanted = numpy_type(self)
         if wanted != array.dtype:
             array = array.view(wanted)
-        return array.copy() if copy else array
+        return methods.array_copy(self, array) if copy else array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Return the elements for ``np.asarray(t)`` (numpy's ``__array__`` protocol)."""

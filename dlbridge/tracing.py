@@ -1,0 +1,135 @@
+"""trace: the plans of what ran in a block, as lists, sums and tables."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dlbridge.core.moves.plans import time_and_place, what_copies
+from dlbridge.core.traces import TRACES
+from dlbridge.extending import bytes_text, html_table, public_in
+
+if TYPE_CHECKING:
+    from dlbridge import Plan
+
+
+@public_in("dlbridge")
+class Trace:
+    """The plans that ran in a ``with trace()`` block, in order; ``print(t)`` lists them.
+
+    Attributes
+    ----------
+    plans : list of Plan
+        One for each move, for each tensor that was loaded from a file, and for each other
+        operation of dlbridge that has copied or filled memory.
+    thread : int or None
+        The number of the thread that is recorded; None: all of them.
+
+    Examples
+    --------
+    >>> with bridge.trace() as t:
+    ...     moved = bridge.to_device([1.0, 2.0], "cpu")
+    >>> [plan.nbytes for plan in t.plans]
+    [16]
+    """
+
+    def __init__(self, thread: int | None = None) -> None:
+        self.plans: list[Plan] = []
+        self.thread = thread
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that all moves copied."""
+        return sum(plan.nbytes for plan in self.plans)
+
+    @property
+    def copies(self) -> int:
+        """The number of copies that were made."""
+        return sum(plan.copies for plan in self.plans)
+
+    def _total(self) -> str:
+        moves = len(self.plans)
+        return f"{moves} move{'' if moves == 1 else 's'}, {self.nbytes} bytes copied"
+
+    def __str__(self) -> str:
+        lines = [f"{plan}\n  {time_and_place(plan)}" for plan in self.plans]
+        return "\n".join([*lines, self._total()])
+
+    def summary(self) -> str:
+        """Return the copies by the line of the program and the reason, those of most bytes first.
+
+        Returns
+        -------
+        str
+            One line for each, and one for the sum. Addresses in the reasons are left out.
+
+        Examples
+        --------
+        >>> with bridge.trace() as t:
+        ...     for _ in range(3):
+        ...         moved = bridge.to_device(np.zeros(1000), "cpu", copy=True)
+        >>> print(t.summary())  # doctest: +ELLIPSIS
+        24000 bytes in 3 copies, ... us: ...: copy: copy=True was asked for
+        3 moves, 24000 bytes copied
+        """
+        found: dict[str, list[Plan]] = {}
+        for plan in self.plans:
+            if plan.nbytes:
+                reason = re.sub(r"\b0x[0-9a-f]+", "0x...", what_copies(plan))
+                found.setdefault(f"{plan.where}: {reason}", []).append(plan)
+        rows = []
+        for text, plans in found.items():
+            nbytes, copies = sum(p.nbytes for p in plans), sum(p.copies for p in plans)
+            how = f"in {copies} cop{'y' if copies == 1 else 'ies'}"
+            microseconds = sum(p.seconds for p in plans) * 1e6
+            rows.append((-nbytes, f"{bytes_text(nbytes)} {how}, {microseconds:.0f} us: {text}"))
+        return "\n".join([*(row for _, row in sorted(rows)), self._total()])
+
+    def __repr__(self) -> str:
+        return f"dlbridge.Trace({self._total()})"
+
+    def _repr_html_(self) -> str:
+        """Return the tables that a notebook shows."""
+        return "".join([*(plan._repr_html_() for plan in self.plans), html_table(self._total())])
+
+
+@public_in("dlbridge")
+@contextmanager
+def trace(*, threads: bool = False) -> Iterator[Trace]:
+    """Record the moves that this thread makes inside the block, and all that it copies by dlbridge.
+
+    An object of no array library, such as a dataset in a file, may be read once more
+    for it: where its memory was shared, a second array of it has the same address.
+
+    Parameters
+    ----------
+    threads : bool
+        Whether all other threads are recorded, too.
+
+    Yields
+    ------
+    Trace
+        It fills while the block runs.
+
+    Notes
+    -----
+    The logger ``dlbridge`` says each copy in one line at the level DEBUG, of all threads and
+    without a block. What other libraries copy by themselves is in neither: what numpy does in
+    ``np.from_dlpack(t, copy=True)``, for example.
+
+    Examples
+    --------
+    >>> with bridge.trace() as t:
+    ...     moved = bridge.to_device(np.zeros(1000), "cpu", copy=True)
+    >>> t.nbytes, t.copies
+    (8000, 1)
+    """
+    new = Trace(None if threads else threading.get_ident())
+    TRACES.append(new)
+    try:
+        yield new
+    finally:
+        TRACES.remove(new)
