@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -80,15 +81,36 @@ def test_the_sections_are_those_that_are_run():
     assert {*C, *OPENCL, *CUDA, *BEFORE} <= SECTIONS.keys()
 
 
+def build_library(folder):
+    """What the reader does before the first program: save the file, and type the page's line."""
+    compiler = compiler_or_skip(os.environ.get("CC", "gcc"))
+    (source,) = re.findall(
+        r"in the file `grid.c`:\n\n```c\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL
+    )
+    (line,) = re.findall(r"^```sh\n(.*)\n```", PAGE, re.MULTILINE)
+    (folder / "grid.c").write_text(source)
+    program, *arguments = shlex.split(line)
+    assert program == "gcc"
+    subprocess.run([compiler, "-Wall", "-Werror", *arguments], cwd=folder, check=True)
+
+
+def test_the_page_runs_in_one_session(tmp_path):
+    """Section after section, as in a notebook: but the stand-ins of libraries and what needs CUDA."""
+    build_library(tmp_path)
+    backend_or_skip("opencl")
+    program = tmp_path / "program.py"
+    titles = [title for title in SECTIONS if title not in {*CUDA, *BEFORE}]
+    program.write_text(
+        "\n".join(each for title in titles for each in pages.programs(SECTIONS[title]))
+    )
+    assert run_script(program, cwd=tmp_path) == ""
+
+
 @pytest.mark.parametrize("title", [title for title in SECTIONS if pages.programs(SECTIONS[title])])
 def test_the_section_runs(title, tmp_path):
     begin = BEFORE.get(title, "")
     if title in C:
-        (source,) = re.findall(r"^```c\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-        (tmp_path / "grid.c").write_text(source)
-        command = [compiler_or_skip(os.environ.get("CC", "gcc")), "-Wall", "-Werror"]
-        command += ["-shared", "-fPIC", "-o", "libgrid.so", "grid.c"]
-        subprocess.run(command, cwd=tmp_path, check=True)
+        build_library(tmp_path)
     elif title in OPENCL:
         backend_or_skip("opencl")
     elif title in CUDA:
