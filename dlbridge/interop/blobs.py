@@ -88,7 +88,8 @@ def from_blob(
         Where the memory is; a backend here must serve the device.
     strides : sequence of int, optional
         The distance between neighbours along each dimension, in elements as in DLPack,
-        not in bytes as in numpy. None: row-major without gaps.
+        not in bytes as in numpy: of an array *a* it is ``[s // a.itemsize for s in a.strides]``.
+        None: row-major without gaps.
     byte_offset : int
         The bytes from *data* to the first element.
     readonly : bool
@@ -115,9 +116,10 @@ def from_blob(
         If an argument is not of its kind: *data* is an array, for example.
     ValueError
         If the elements cannot be there: *data* is NULL, an extent is negative, an address
-        wraps around or is not aligned, elements lie outside a ctypes or cffi array, a
-        pointer to another type than *dtype* is given, or *owner* or the object of a bound
-        *deleter* is an `Exporter` whose attribute waits for this tensor.
+        wraps around or is not aligned, elements lie outside a ctypes or cffi array,
+        *strides* in bytes leave the buffer of *owner*, a pointer to another type than *dtype*
+        is given, or *owner* or the object of a bound *deleter* is an `Exporter` whose
+        attribute waits for this tensor.
     ExchangeError
         If the device does not exist, or its backend does not know the memory.
     BackendUnavailable
@@ -177,6 +179,8 @@ def from_blob(
         and (steps is None or min(steps) >= 0)
         and (limit is None or byte_offset + (end * kind.bits >> 3) <= limit)
     )
+    if owner is not None and steps is not None and where is CPU:
+        _check_owner(owner, address + byte_offset, kind, extents, steps)
     if not plain:
         _check_elements(where, address, byte_offset, kind, extents, steps, limit)
         if count and where is not CPU:
@@ -461,6 +465,8 @@ def _check_elements(
             f"the elements are at bytes {byte_offset + low} to {byte_offset + high} of data, "
             f"which has {limit}"
         )
+        if steps and _in_bytes(steps, extents, kind.itemsize):
+            wrong += _in_elements(steps, kind.itemsize)
     else:
         wrong = why_impossible(address if where.is_address else 0, byte_offset, low, high)
     first = address + byte_offset if where.is_address else byte_offset
@@ -469,6 +475,47 @@ def _check_elements(
         return
     layout = f"shape {extents}" if steps is None else f"shape {extents} and strides {steps}"
     raise ValueError(f"from_blob of {kind} with {layout}: {wrong}")
+
+
+def _check_owner(
+    owner: Any, first: int, kind: DType, extents: tuple[int, ...], steps: tuple[int, ...]
+) -> None:
+    """ValueError for strides in bytes that leave the buffer of *owner* in which they begin.
+
+    An owner may keep more memory than its buffer shows, so other strides are not looked at.
+    """
+    if not _in_bytes(steps, extents, kind.itemsize):
+        return
+    try:
+        view = memoryview(owner)
+    except (TypeError, ValueError, BufferError):
+        return
+    if not view.contiguous or not view.nbytes:
+        return
+    begin = int(ffi.cast(_ADDRESS, ffi.from_buffer(view)))
+    end = begin + view.nbytes
+    low, high = byte_reach(kind, extents, steps)
+    if begin <= first < end and not begin <= first + low <= first + high <= end:
+        raise ValueError(
+            f"from_blob of {kind} with shape {extents} and strides {steps}: the elements are at "
+            f"bytes {first + low - begin} to {first + high - begin} of the buffer of the owner, "
+            f"which has {view.nbytes}{_in_elements(steps, kind.itemsize)}"
+        )
+
+
+def _in_elements(steps: tuple[int, ...], itemsize: int) -> str:
+    steps = tuple(step // itemsize for step in steps)
+    return f"; strides count elements, and these look like bytes: pass strides={steps}"
+
+
+def _in_bytes(steps: tuple[int, ...], extents: tuple[int, ...], itemsize: int) -> bool:
+    """Whether strides that reach too far look as if they counted bytes."""
+    used = [abs(step) for step, extent in zip(steps, extents, strict=True) if extent > 1]
+    return (
+        itemsize > 1
+        and min(used, default=0) == itemsize
+        and not any(step % itemsize for step in used)
+    )
 
 
 def _why_not_aligned(first: int, kind: DType) -> str:

@@ -723,3 +723,43 @@ for left in range(0 if sys.version_info >= (3, 12) else 3, 40):
     assert len(called) == 1, (left, called)
     called.clear()
 """)
+
+
+STRIDED = [
+    ("C order", (2, 3), (24, 8), r"strides=\(3, 1\)"),
+    ("columns", (2, 3), (8, 16), r"strides=\(1, 2\)"),
+    ("turned", (2, 3), (24, -8), r"bytes -128 to 200"),
+    ("one row", (1, 6), (48, 8), r"strides=\(6, 1\)"),
+]
+
+
+@pytest.mark.parametrize("how", ["an array of ctypes", "an array of cffi", "an owner"])
+@pytest.mark.parametrize(("name", "shape", "strides", "said"), STRIDED, ids=[r[0] for r in STRIDED])
+def test_strides_in_bytes_are_told_in_elements(how, name, shape, strides, said):
+    """Where the end of the memory is known; ``shape`` and ``strides`` are those of numpy."""
+    owner = np.arange(6.0)
+    data, keep = owner.ctypes.data, {"owner": owner}
+    if how == "an array of ctypes":
+        data, keep = (ctypes.c_double * 6)(), {}
+    elif how == "an array of cffi":
+        data, keep = FFI.new("double[6]"), {}
+    with pytest.raises(ValueError, match=said):
+        bridge.from_blob(data, shape, "float64", strides=strides, **keep)
+
+
+def test_strides_inside_the_owner_or_beside_it():
+    """An owner may keep other memory than its own."""
+    owner, other = np.arange(6.0), np.arange(48.0)
+    for keep in (owner, other, object()):
+        rows = bridge.from_blob(
+            owner.ctypes.data + 8, (2, 2), "float64", strides=(3, 1), owner=keep
+        )
+        assert rows.tolist() == [[1, 2], [4, 5]]
+    apart = bridge.from_blob(other.ctypes.data, (2, 3), "float64", strides=(24, 8), owner=owner)
+    assert apart[1].tolist() == [24, 32, 40]
+    last = other[40:].ctypes.data  # every eighth from there, backwards
+    turned = bridge.from_blob(last, (3,), "float64", strides=(-8,), owner=other)
+    assert turned.tolist() == [40, 32, 24]
+    part = other[8:12]  # it keeps all of them
+    view = bridge.from_blob(part.ctypes.data, (2, 2), "float64", strides=(6, 3), owner=part)
+    assert view.tolist() == [[8, 11], [14, 17]]
