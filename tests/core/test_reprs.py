@@ -7,6 +7,7 @@ import io
 import re
 import sys
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -230,6 +231,33 @@ def test_the_bar_is_shown_in_a_notebook_where_stderr_is_no_terminal(monkeypatch)
         report(50, 100)
         report(100, 100)
     assert "100" in stream.getvalue()
+
+
+def test_a_notebook_has_one_bar_that_is_updated(monkeypatch):
+    """nbconvert shows all that was written to stderr: one bar after the other."""
+    outputs = []
+
+    class Output:
+        def update(self, data, raw):
+            assert raw
+            outputs[-1] = data["text/plain"]
+
+    def display(data, raw, display_id):
+        assert raw
+        assert display_id
+        outputs.append(data["text/plain"])
+        return Output()
+
+    monkeypatch.setattr(progress, "SHOWN_FROM", 0)
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    monkeypatch.setitem(sys.modules, "ipykernel.zmqshell", type(sys)("ipykernel.zmqshell"))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    with progress.reporter(True, 100) as report:
+        for done in (25, 50, 75, 100):
+            report(done, 100)
+    assert len(outputs) == 1
+    assert outputs[0].startswith("100% [")
+    assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize("place", ["cpu", "ext_dev:0"])

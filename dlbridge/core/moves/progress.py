@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.public import for_guests
 from dlbridge.core.values.text import bytes_text
@@ -39,10 +39,12 @@ def reporter(progress: ProgressLike, nbytes: int) -> Iterator[Progress | None]:
     elif nbytes < SHOWN_FROM or not _somebody_looks():
         yield None
     else:
+        place = _output()
         try:
-            yield partial(_show, time.perf_counter())
+            yield partial(_show, time.perf_counter(), place)
         finally:
-            sys.stderr.write("\n")
+            if place is None:
+                sys.stderr.write("\n")
 
 
 def _somebody_looks() -> bool:
@@ -50,11 +52,25 @@ def _somebody_looks() -> bool:
     return "ipykernel.zmqshell" in sys.modules or bool(sys.stderr and sys.stderr.isatty())
 
 
-def _show(start: float, done: int, total: int) -> None:
+def _output() -> Any:
+    """The output of a notebook's cell that a bar is written to; None on a terminal.
+
+    Pages that are made of notebooks (nbconvert) show all that was written to stderr, one bar after
+    the other; an output that is updated is there once.
+    """
+    if "ipykernel.zmqshell" not in sys.modules or "IPython.display" not in sys.modules:
+        return None
+    return sys.modules["IPython.display"].display({"text/plain": ""}, raw=True, display_id=True)
+
+
+def _show(start: float, place: Any, done: int, total: int) -> None:
     """Write the bar of a copy that has begun at *start*: one line, which is written again."""
     filled = 30 * done // total
     speed = bytes_text(int(done / (time.perf_counter() - start + 1e-9)))
     text = f"{100 * done // total:3}% [{'#' * filled:30}] {bytes_text(done)}, {speed}/s"
+    if place is not None:
+        place.update({"text/plain": text}, raw=True)
+        return
     sys.stderr.write(f"\r{text:<72}")
     sys.stderr.flush()
 
