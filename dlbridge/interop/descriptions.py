@@ -41,6 +41,9 @@ _COMPLEX = frozenset({"complex64", "complex128"})
 _SMALL_FLOATS = frozenset(
     {"float16", "bfloat16", "float8_e3m4", "float8_e4m3", "float6_e2m3fn", "float6_e3m2fn"}
 )
+_VECTORS = frozenset(  # OpenCL's float4 and the like; those of 3 have a fourth number
+    f"{name}x{lanes}" for name in (*_INTEGERS, "float32", "float64") for lanes in (2, 4, 8, 16)
+)
 _ONE_LANE = _PLAIN | _COMPLEX | PACKED | FLOAT8 | _SMALL_FLOATS
 
 
@@ -368,7 +371,7 @@ SMALL = {
             ("pyopencl.Array",),
             backend="opencl",
             make=to_native,
-            types=_ONE_LANE,
+            types=_ONE_LANE | _VECTORS,
             device_types=frozenset({DLDeviceType.kDLOpenCL}),
         ),
         Library(

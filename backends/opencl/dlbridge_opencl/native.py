@@ -141,15 +141,28 @@ def to_native(array: NativeArray) -> object:
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:
-    if dtype.fields is not None:
+    if dtype.fields is None:
+        return str(dtype.name)
+    name = next((name for name, vector in _VECTORS.items() if vector == dtype), None)
+    if name is None:
         raise ExchangeError(
-            f"opencl: dtype {dtype} has fields (OpenCL's vector types do); take "
+            f"opencl: dtype {dtype} has fields, and is no vector type without padding; take "
             "array.view() of its scalar type first"
         )
-    return str(dtype.name)
+    return name
+
+
+_VECTORS: dict[str, np.dtype[Any]] = {
+    f"{np.dtype(scalar).name}x{lanes}": vector
+    for (scalar, lanes), vector in cl.cltypes.vec_types.items()
+    if np.dtype(scalar).itemsize * lanes == vector.itemsize
+}
+"""OpenCL's ``float4`` and the like, by our names; those of 3 have a fourth number."""
 
 
 def _dtype(name: str) -> np.dtype[Any]:
+    if name in _VECTORS:
+        return _VECTORS[name]
     try:
         return np.dtype(name)
     except TypeError:

@@ -25,10 +25,28 @@ def contents(opencl, array, nbytes):
     return into
 
 
-def test_vector_types_are_refused(opencl, queue):
-    vectors = cl.array.empty(queue, 4, cl.cltypes.float4)
-    with pytest.raises(ExchangeError, match="view"):
-        opencl.from_native(vectors)
+@pytest.mark.parametrize("name", ["float4", "int2", "uchar16", "double8", "ulong4"])
+def test_vector_types_are_lanes(queue, name):
+    """dlpack.h names float4 as an example of lanes."""
+    vector = getattr(cl.cltypes, name)
+    (scalar, lanes) = next(key for key, each in cl.cltypes.vec_types.items() if each is vector)
+    scalar = np.dtype(scalar)
+    numbers = np.arange(3 * lanes, dtype=scalar).reshape(3, lanes)
+    array = cl.array.to_device(queue, numbers.view(vector).reshape(3))
+    t = bridge.asarray(array)
+    assert (t.dtype, t.shape) == (f"{scalar}x{lanes}", (3,))
+    back = bridge.to_device(t, t.device, like="opencl")
+    assert back.dtype == vector
+    assert back.base_data.int_ptr == array.base_data.int_ptr
+    for each in (t.to_native(), back, bridge.asarray(array[1:]).to_native()):
+        assert each.get().tobytes() == numbers[3 - len(each) :].tobytes()
+    assert bridge.to_device(t.view(str(scalar)), "cpu", like="numpy").tobytes() == numbers.tobytes()
+
+
+def test_structures_and_padded_vectors_are_refused(opencl, queue):
+    for dtype in (cl.cltypes.float3, np.dtype([("a", "f4"), ("b", "i4")])):
+        with pytest.raises(ExchangeError, match="view"):
+            opencl.from_native(cl.array.empty(queue, 4, dtype))
 
 
 def test_images_are_refused(opencl, context):
@@ -165,8 +183,8 @@ def test_small_floats_need_ml_dtypes(opencl, make):
         opencl.to_native(
             NativeArray(0, memory.data, 0, "float4_e2m1fn_x2", (32,), None, False, memory)
         )
-    with pytest.raises(ExchangeError, match=r"have no float32x4.*t\.view\('uint8'\)"):
-        bridge.zeros(2, "float32x4", "opencl:0").to_native()
+    with pytest.raises(ExchangeError, match=r"have no float32x3.*t\.view\('uint8'\)"):
+        bridge.zeros(2, "float32x3", "opencl:0").to_native()
 
 
 def test_foreign_cl_mem(opencl, elsewhere):
