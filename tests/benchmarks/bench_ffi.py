@@ -71,7 +71,7 @@ def _best(cases: dict[str, Case], turns: int) -> dict[str, float]:
 def _library() -> tuple[Callable[[str], Any], list[Any]]:
     """The function that finds a testing function of ours, and a list of objects to keep alive."""
     from dlbridge import ffi
-    from dlbridge.core._cdefs import ffi as cffi  # the testing library is loaded by cffi alone
+    from dlbridge.abi import ffi as cffi  # the testing library is loaded by cffi alone
 
     path = Path(ffi.library_path)
     testing = cffi.dlopen(str(path.with_stem(f"{path.stem}_testing")), cffi.RTLD_NOW)

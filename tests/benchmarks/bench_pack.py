@@ -9,7 +9,7 @@ from typing import Any
 from dlbridge.cli.bench import Row, best_of
 
 # Not `dlbridge.copy_`: this compares the copy itself, without the checks of a public call.
-from dlbridge.core.moves.within_host import copy_array
+from dlbridge.extending import copy_array
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ from dlbridge.cli.bench import Row, best_of
 
 def floors() -> dict[str, float]:
     """Ns of an empty Python call and of an empty cffi call, as these loops see them."""
-    from dlbridge.core._cdefs import ffi
+    from dlbridge.abi import ffi
 
     # The declared C function that does least.
     from dlbridge.ffi import _lib

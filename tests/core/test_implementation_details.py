@@ -23,18 +23,13 @@ from interrupted import Alarm, handled
 from raw_producer import OldProducer, Producer, struct_in
 
 import dlbridge as bridge
-from dlbridge.core._cdefs import ffi as our_ffi
+from dlbridge.abi import RESUME, address_in, ffi as our_ffi, memory, object_at, word_at
 from dlbridge.core.implementation_details import ends
 from dlbridge.core.implementation_details.ends import end_finalizers
-from dlbridge.core.implementation_details.handlers import RESUME, c_callback, handlers_cause
-from dlbridge.core.implementation_details.python_api import (
-    address_in,
-    address_of,
-    memory,
-    object_at,
-    word_at,
-)
+from dlbridge.core.implementation_details.handlers import c_callback
+from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.interfaces.own_table import failure_status
+from dlbridge.extending import handlers_cause
 from dlbridge.kit.resources import shared_lock
 
 ROOT = Path(__file__).resolve().parents[2]

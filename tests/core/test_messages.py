@@ -14,8 +14,9 @@ from expected import backend_or_skip
 from peers import peer
 
 import dlbridge as bridge
-from dlbridge.core.plugins.registry import LOADED, _find
+from dlbridge.core.plugins.registry import _find
 from dlbridge.core.values.text import PACKAGE_NAMES, TENSOR_NAMES
+from dlbridge.extending import LOADED
 
 
 def on(device):

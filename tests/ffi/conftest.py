@@ -12,7 +12,7 @@ from expected import expected
 from scripts import SCENES, finished
 
 from dlbridge import ffi
-from dlbridge.core._cdefs import ffi as cffi
+from dlbridge.abi import ffi as cffi
 from dlbridge.errors import LibraryUnavailable
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,9 +7,7 @@ import struct
 
 from raw_producer import Producer, new_capsule
 
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.foreign_tables import table_of
-from dlbridge.core.implementation_details.python_api import immortal
+from dlbridge.abi import ffi, immortal, table_of
 from dlbridge.ffi import Function
 from dlbridge.ffi._lib import C, address
 from dlbridge.ffi.containers import Packed

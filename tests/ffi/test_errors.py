@@ -11,7 +11,7 @@ import pytest
 from producers import c_function
 
 from dlbridge import ffi
-from dlbridge.core._cdefs import ffi as cffi
+from dlbridge.abi import ffi as cffi
 from dlbridge.ffi._lib import C
 from dlbridge.ffi.errors import take_raised
 

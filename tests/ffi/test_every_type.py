@@ -7,7 +7,7 @@ import pytest
 
 import dlbridge
 from dlbridge import Device, dtype as as_dtype, ffi
-from dlbridge.core._cdefs import ffi as cffi
+from dlbridge.abi import ffi as cffi
 
 # The library is asked while the tests are collected, so that each is a test of its own.
 _library = cffi.dlopen(

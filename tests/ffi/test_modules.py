@@ -13,7 +13,7 @@ from peers import peer
 
 import dlbridge as bridge
 from dlbridge import ffi
-from dlbridge.core._cdefs import ffi as cffi
+from dlbridge.abi import ffi as cffi
 from dlbridge.ffi.modules import ModulePropertyMask
 
 

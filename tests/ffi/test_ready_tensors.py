@@ -11,8 +11,8 @@ from peers import peer
 from producers import c_function
 
 from dlbridge import ExchangeError, ffi
+from dlbridge.abi import ffi as cffi
 from dlbridge.conformance.cases import in_threads
-from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
 from dlbridge.ffi.lending import _borrowed, ready_tensor
 

@@ -14,7 +14,7 @@ from raw_producer import live
 
 import dlbridge
 from dlbridge import ExchangeError, ffi
-from dlbridge.core._cdefs import ffi as cffi
+from dlbridge.abi import ffi as cffi
 from dlbridge.ffi._lib import C, address
 from dlbridge.ffi.errors import raised
 from dlbridge.ffi.tensors import _exports, _readonly

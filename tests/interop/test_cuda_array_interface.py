@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from ids import stable
 
-from dlbridge.core.tensor.array_tensor import tensor_on
-from dlbridge.core.tensor.memory import Memory
-from dlbridge.core.values.devices import Device
-from dlbridge.core.values.dtypes import dtype
+from dlbridge import Device, dtype
 from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.extending import Memory, tensor_on
 from dlbridge.interop import (
     array_interfaces as cuda_array,
     array_interfaces as outgoing_interface,

@@ -22,10 +22,8 @@ from table_calls import wrapped
 from toy_arrays import Array, Held, Pointer
 
 import dlbridge as bridge
+from dlbridge.abi import TABLE_NAMES, ffi, own_export_of, table_of
 from dlbridge.conformance import check
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.foreign_tables import TABLE_NAMES, table_of
-from dlbridge.core.tensor.exchange import own_export_of
 
 FLOATS = np.arange(6, dtype="float32").reshape(2, 3)
 

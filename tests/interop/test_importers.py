@@ -15,8 +15,8 @@ from raw_producer import Producer
 import dlbridge as bridge
 from dlbridge.api import like
 from dlbridge.core.interfaces import dlpack as producers
-from dlbridge.core.interfaces.dlpack import import_producer
 from dlbridge.core.libraries.lookup import find_description, importer_of
+from dlbridge.extending import import_producer
 from dlbridge.interop import jax as jax_library
 
 RELABELLED = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]

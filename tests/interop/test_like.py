@@ -12,12 +12,11 @@ from expected import backend_or_skip
 from peers import peer
 
 import dlbridge
+from dlbridge import Device
 from dlbridge.api.like import Conversion, as_library
-from dlbridge.core.libraries.lookup import find_description, known_libraries
-from dlbridge.core.tensor.array_tensor import tensor_on
-from dlbridge.core.tensor.memory import Memory
-from dlbridge.core.values.devices import Device
+from dlbridge.core.libraries.lookup import find_description
 from dlbridge.errors import ExchangeError
+from dlbridge.extending import Memory, known_libraries, tensor_on
 
 LIBRARIES = ["dlbridge", "numpy", "torch", "jax", "tvm_ffi"]
 FOREIGN = ["torch", "jax", "tvm_ffi"]

@@ -161,7 +161,7 @@ CASES = {
 }
 
 
-OURS = ("numpy", "dlbridge.core.tensor.tensor", "raw_producer")
+OURS = ("numpy", "dlbridge.abi", "raw_producer")
 
 
 def run(code, *arguments, libraries=()):

@@ -12,7 +12,7 @@ import pytest
 from peers import peer
 from scripts import finished, run_script
 
-OURS = ("numpy", "dlbridge.core.tensor.tensor", "raw_producer")
+OURS = ("numpy", "dlbridge.abi", "raw_producer")
 
 # How the libraries take a tensor of ours.
 TAKE = {

@@ -18,7 +18,7 @@ from raw_producer import OldProducer, Producer
 from table_calls import delete_managed
 
 import dlbridge as bridge
-from dlbridge.core.dlpack.foreign_tables import table_of
+from dlbridge.abi import table_of
 
 MILLION = 1_000_000
 ALLOWED = (

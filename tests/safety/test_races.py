@@ -12,7 +12,7 @@ import dlbridge as bridge
 from dlbridge.core.plugins import registry
 
 SWITCHING = "import sys; sys.setswitchinterval(1e-6)\n"
-OURS = ("-torch", "numpy", "dlbridge.core.tensor.tensor", "tvm_ffi")
+OURS = ("-torch", "numpy", "dlbridge.abi", "tvm_ffi")
 
 
 def test_the_first_exports_of_one_tensor_in_threads():  # X5

@@ -46,6 +46,6 @@ del t
 gc.collect()
 print(bridge.backend("ext_dev").live_allocations())
 """,
-        imported=("numpy", "dlbridge.core.tensor.tensor", "raw_producer"),
+        imported=("numpy", "dlbridge.abi", "raw_producer"),
     )
     assert out == "0\n"

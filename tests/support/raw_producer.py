@@ -10,17 +10,19 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+from dlbridge.abi import (
+    address_in as pointer_in,
+    ffi,
+    get_destructor,
+    immortal as _immortal,
+    new_capsule as _new,
+    set_name,
+)
 from dlbridge.conformance.producer import (
     Described,
     integer as address,
     managed_in as struct_in,
     name_of as capsule_name,
-)
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.capsules import get_destructor, new_capsule as _new, set_name
-from dlbridge.core.implementation_details.python_api import (
-    address_in as pointer_in,
-    immortal as _immortal,
 )
 
 __all__ = [

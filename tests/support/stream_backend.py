@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from dlbridge.core.plugins import registry
+from dlbridge.extending import LOADED
 from dlbridge.protocol import PlainAllocation
 
 
@@ -80,12 +80,12 @@ class Pinned(Streams):
 @contextmanager
 def installed(name, plugin):
     """*plugin* as the backend *name* inside the block, whatever is installed here."""
-    before = registry.LOADED.get(name)
-    registry.LOADED[name] = plugin
+    before = LOADED.get(name)
+    LOADED[name] = plugin
     try:
         yield plugin
     finally:
         if before is None:
-            del registry.LOADED[name]
+            del LOADED[name]
         else:
-            registry.LOADED[name] = before
+            LOADED[name] = before

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.implementation_details.python_api import decrement_references
+from dlbridge.abi import decrement_references, ffi
 
 
 def delete_managed(address):

@@ -18,7 +18,7 @@ sys.path.append(str(HERE))
 
 from faults import FAULTS, SOUND  # noqa: E402 - from the folder above
 
-from dlbridge.core.plugins import registry  # noqa: E402 - as above
+from dlbridge.extending import LOADED  # noqa: E402 - as above
 from dlbridge.testing import BackendTests  # noqa: E402 - as above
 
 MISTAKES = r"AttributeError|NameError|TypeError: .*(keyword|positional) argument"
@@ -84,11 +84,11 @@ def test_the_kit_notices(fault, kit, monkeypatch):
         assert re.search(rf"{test}\S* does not end; its threads:", done.stderr), done.stderr
         return
     for name in ("faulty", "ext_dev"):
-        monkeypatch.delitem(registry.LOADED, name, raising=False)
+        monkeypatch.delitem(LOADED, name, raising=False)
     monkeypatch.delitem(sys.modules, "kit_of_faults", raising=False)
     seen = Run()
     pytest.main(["-x", *options], [seen])
-    registry.LOADED.pop("faulty", None)
+    LOADED.pop("faulty", None)
     assert seen.collected
     assert seen.failed == {test}
     assert FAULTS[fault].says in seen.why[0]

@@ -17,11 +17,9 @@ from suite.rig import capture
 
 import dlbridge
 from dlbridge import ffi
-from dlbridge.core._cdefs import ffi as c
+from dlbridge.abi import DLPACK_VERSION, TABLE_NAMES, begin_call, end_blocks, ffi as c, table_of
 from dlbridge.core.dlpack import foreign_tables
-from dlbridge.core.dlpack.foreign_tables import TABLE_NAMES, table_of
-from dlbridge.core.dlpack.structs import DLPACK_VERSION
-from dlbridge.core.plugins.streams import begin_block, begin_call, end_blocks
+from dlbridge.core.plugins.streams import begin_block
 from dlbridge.ffi import streams, tensors
 from dlbridge.protocol import Span
 

@@ -48,7 +48,7 @@ READERS = {
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 def test_managed_tensors_are_read_when_they_are_done(cuda_managed, reader):
     """The host reads them in place, after the work that was queued on any stream."""
-    from dlbridge.core.tensor.memory import access
+    from dlbridge.abi import access
 
     tensor = dlbridge.to_device(np.frombuffer(b"o" * 4096, "u1"), "cuda_managed", copy=True)
     with stream() as busy:

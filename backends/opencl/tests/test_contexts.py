@@ -12,7 +12,7 @@ from dlbridge.protocol import Span
 # In a process of its own: a context is chosen for good.
 OWN = """
 import numpy as np, pyopencl as cl, dlbridge_opencl
-from dlbridge.core.plugins.registry import backend
+from dlbridge import backend
 from dlbridge.protocol import Span
 
 opencl = backend("opencl")

@@ -59,7 +59,7 @@ ONCE = (
 )
 
 PLATFORMS = """
-from dlbridge.core.plugins.registry import backend
+from dlbridge import backend
 opencl = backend("opencl")
 print([opencl.device_info(i)["platform"] for i in range(opencl.device_count())])
 """

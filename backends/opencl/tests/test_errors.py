@@ -19,7 +19,7 @@ TRY = """
 import os
 os.environ["DLBRIDGE_BACKENDS"] = "opencl"  # where the tests leave a failing driver out, too
 from dlbridge.errors import BackendUnavailable
-from dlbridge.core.plugins.registry import backend
+from dlbridge import backend
 try:
     backend("opencl")
 except BackendUnavailable as exc:
@@ -140,7 +140,7 @@ def test_overlapping_copies_are_refused(opencl, make):
 
 EXIT = """
 import numpy as np, pyopencl as cl
-from dlbridge.core.plugins.registry import backend
+from dlbridge import backend
 from dlbridge.protocol import Span
 from spin import SPIN
 
@@ -203,7 +203,7 @@ print("the last line", flush=True)
 @functools.cache
 def waits_for_ever_by_itself():
     """Whether a program of pyopencl alone, which releases nothing, does not end either."""
-    from dlbridge.core.plugins.registry import backend
+    from dlbridge import backend
 
     name = backend("opencl").device_info(0)["name"]
     try:

@@ -53,7 +53,7 @@ def test_a_fill_far_behind_the_beginning(opencl, monkeypatch, filled, offset, nb
 FULL = """
 import resource
 from dlbridge.errors import DeviceMemoryError
-from dlbridge.core.plugins.registry import backend
+from dlbridge import backend
 from dlbridge.protocol import Span
 
 opencl = backend("opencl")

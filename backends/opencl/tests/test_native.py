@@ -317,7 +317,7 @@ def test_an_array_is_on_the_queue_that_the_user_has_chosen(opencl, queue):
 
 OF_ANOTHER_DEVICE = """
 import itertools
-from dlbridge.core.plugins.registry import backend
+from dlbridge import backend
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray
 

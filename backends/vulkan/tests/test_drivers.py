@@ -11,8 +11,8 @@ from dlbridge_vulkan.instance import compute_family
 from held_buffers import allocate, free, import_host, read, write
 
 import dlbridge as bridge
-from dlbridge.core.plugins import registry
 from dlbridge.errors import BackendUnavailable, DeviceMemoryError, ExchangeError
+from dlbridge.extending import LOADED
 from dlbridge.protocol import Region, Span
 from dlbridge.testing import side
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_imported_is_refused_before(one, integrated, vulkan, page
 def test_where_page_aligned_arrays_go(one, pages, monkeypatch, kind, step):
     """Into a discrete GPU's own memory, unless `copy=False` says that they stay; `explain` says so."""
     backend = one(KIND=kind, NO_IMPORT=0)
-    monkeypatch.setitem(registry.LOADED, "vulkan", backend)
+    monkeypatch.setitem(LOADED, "vulkan", backend)
     x = np.frombuffer(pages[1], np.uint8)
     plan = bridge.plan(x, "vulkan:0")
     assert [one.kind for one in plan.steps] == [step]

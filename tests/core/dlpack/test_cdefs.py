@@ -13,7 +13,7 @@ from expected import compiler_or_skip
 from peers import peer
 from scripts import finished, run_script
 
-from dlbridge.core._cdefs import ffi
+from dlbridge.abi import ffi
 
 ROOT = Path(__file__).resolve().parents[3]
 # The headers that the committed declarations were made from.

@@ -12,9 +12,7 @@ import pytest
 from raw_producer import Producer
 
 import dlbridge
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.capsules import Received
-from dlbridge.core.implementation_details.handlers import raise_when_dropped
+from dlbridge.abi import Received, ffi, raise_when_dropped
 
 
 class Struck(Exception):

@@ -32,12 +32,13 @@ from table_calls import wrapped
 
 import dlbridge
 import dlbridge.ffi
+from dlbridge.abi import ffi, table_of
 from dlbridge.conformance.producer import COMPACT
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME, table_of
+from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME
 from dlbridge.core.plugins import registry
 from dlbridge.core.values.dtypes import check_numbers
-from dlbridge.core.values.layout import MAX_NBYTES, reach
+from dlbridge.core.values.layout import reach
+from dlbridge.extending import MAX_NBYTES
 from dlbridge.interop.array_interfaces import parse
 
 REFUSALS = (BufferError, TypeError, ValueError)

@@ -23,9 +23,15 @@ from stream_backend import Streams, installed
 from table_calls import delete_managed, wrapped
 
 import dlbridge
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.foreign_tables import TABLE_NAMES, ForeignTable, table_of
-from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
+from dlbridge.abi import (
+    FLAG_IS_COPIED,
+    FLAG_READ_ONLY,
+    FLAG_SUBBYTE_PADDED,
+    TABLE_NAMES,
+    ForeignTable,
+    ffi,
+    table_of,
+)
 from dlbridge.core.interfaces import own_table as table
 
 FLOATS = np.arange(6, dtype="float32")
@@ -411,8 +417,7 @@ LIES = """
 import ctypes
 import numpy as np
 import dlbridge
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.foreign_tables import TABLE_NAMES, table_of
+from dlbridge.abi import TABLE_NAMES, ffi, table_of
 from raw_producer import new_capsule, pointer_in
 
 OURS = ffi.cast("DLPackExchangeAPI *", pointer_in(dlbridge.Tensor.__dlpack_c_exchange_api__))

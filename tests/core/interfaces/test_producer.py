@@ -24,9 +24,8 @@ from stream_backend import Pinned, installed
 
 import dlbridge
 import dlbridge as bridge
+from dlbridge.abi import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED, own_export_of
 from dlbridge.conformance.producer import elements, shape_of
-from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
-from dlbridge.core.tensor.exchange import own_export_of
 from dlbridge.core.values.layout import compact_strides
 from dlbridge.extending import Memory, tensor_on
 

@@ -23,9 +23,8 @@ from scripts import run_script
 from stream_backend import Streams, installed
 
 import dlbridge
+from dlbridge.abi import FLAG_IS_COPIED, FLAG_READ_ONLY, table_of
 from dlbridge.conformance.cases import drop_with_error
-from dlbridge.core.dlpack.foreign_tables import table_of
-from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY
 
 FLOATS = np.arange(6, dtype="float32")
 

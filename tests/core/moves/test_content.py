@@ -10,8 +10,8 @@ from dlbridge_fake import Fake
 from peers import peer
 
 import dlbridge as bridge
-from dlbridge.core.plugins import registry
 from dlbridge.errors import BackendError, DeviceMemoryError
+from dlbridge.extending import LOADED
 from dlbridge.protocol import PlainAllocation
 
 NAME = "made_with_content"
@@ -170,7 +170,7 @@ def test_progress_is_reported(plugin):
 
 def test_memory_in_place_comes_first(plugin, monkeypatch):
     monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
-    registry.LOADED.pop(NAME)  # the next one reads the variable
+    LOADED.pop(NAME)  # the next one reads the variable
     plugin = bridge.backend(NAME)
     array = bridge.empty(3, "float64").numpy()
     array[:] = 1

@@ -15,8 +15,8 @@ import pytest
 from expected import backend_or_skip
 
 import dlbridge as bridge
-from dlbridge.core.plugins.registry import LOADED
 from dlbridge.core.tensor.memory import open_views
+from dlbridge.extending import LOADED
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from dlbridge_fake import Array, Fake
 from numpy.lib.stride_tricks import as_strided
 
 import dlbridge as bridge
-from dlbridge.core.moves.copies import copy_elements
 from dlbridge.errors import ExchangeError
+from dlbridge.extending import copy_elements
 from dlbridge.protocol import NativeArray
 
 NAME = "runs_of_a_test"

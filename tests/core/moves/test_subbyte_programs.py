@@ -10,8 +10,7 @@ from subbyte_programs import run_programs
 
 import dlbridge as bridge
 from dlbridge.core.moves import copies
-from dlbridge.core.tensor.array_tensor import tensor_on
-from dlbridge.core.tensor.memory import Memory
+from dlbridge.extending import Memory, tensor_on
 
 DEVICES = ["cpu", "ext_dev:0"]
 

@@ -19,7 +19,7 @@ from peers import peer
 from raw_producer import Producer
 
 import dlbridge as bridge
-from dlbridge.core.dlpack.structs import FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
+from dlbridge.abi import FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
 
 ROUTES = [
     ("cpu",),

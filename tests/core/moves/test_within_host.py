@@ -10,7 +10,7 @@ from scripts import run_script
 from threads import others_run_during
 
 from dlbridge.core.moves import within_host
-from dlbridge.core.moves.within_host import copy_array
+from dlbridge.extending import copy_array
 
 MIB = 1 << 20
 KINDS = ["V100", "u1", "i2", "f2", "f4", "i8", "f8", "c8", "c16", "V3", "V12", "V16", "?"]

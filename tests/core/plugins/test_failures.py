@@ -15,9 +15,9 @@ from interrupted import Alarm, handled
 import dlbridge as bridge
 from dlbridge import protocol
 from dlbridge.core.plugins.contract import CONTRACTS
-from dlbridge.core.plugins.lookup import check_device
 from dlbridge.core.plugins.registry import Plugin
 from dlbridge.errors import BackendError, DeviceError, DeviceMemoryError, Error
+from dlbridge.extending import check_device
 
 NAME = "failing_in_a_test"
 ZERO, ONE = f"{NAME}:0", f"{NAME}:1"

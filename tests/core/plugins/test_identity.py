@@ -138,7 +138,7 @@ def test_only_the_backends_that_are_named_are_loaded():
     run_script(
         """
         import dlbridge as bridge
-        from dlbridge.core.plugins.registry import LOADED
+        from dlbridge.extending import LOADED
         assert bridge.device("cpu").uuid is None
         bridge.device("cpu").same_device("ext_dev")
         assert sorted(LOADED) == ["cpu", "ext_dev"], LOADED

@@ -40,7 +40,7 @@ def test_listing_imports_no_backend():
     run_script(
         """
         import sys
-        from dlbridge.core.plugins.registry import backends
+        from dlbridge import backends
         assert {"cpu", "broken_import", "heavy"} <= set(backends())
         assert not {"dlbridge.core.plugins.cpu", "numpy"} & sys.modules.keys()
         assert not [name for name in sys.modules if name.startswith(("plugin_", "dlbridge_"))]

@@ -12,8 +12,9 @@ from ids import stable
 from peers import peer
 from scripts import run_script
 
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.values.devices import Device, DLDeviceType, device, split
+from dlbridge import Device, DLDeviceType
+from dlbridge.abi import ffi
+from dlbridge.core.values.devices import device, split
 from dlbridge.errors import ExchangeError
 
 TYPES = {  # every type of dlpack.h 1.3
@@ -351,7 +352,7 @@ def test_a_text_is_compared_without_loading_a_backend():
     run_script(
         """
         import dlbridge
-        from dlbridge.core.plugins.registry import LOADED
+        from dlbridge.extending import LOADED
         assert dlbridge.device("opencl:0") != "opencl:Intel"
         assert not LOADED
         """

@@ -13,14 +13,9 @@ from peers import peer
 from raw_producer import struct_in
 from scripts import run_script
 
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.values.dtypes import (
-    DLDataTypeCode,
-    DType,
-    check_numbers,
-    dtype,
-)
-from dlbridge.core.values.subbyte import pack_bits, unpack_bits
+from dlbridge import DLDataTypeCode, DType, dtype, pack_bits, unpack_bits
+from dlbridge.abi import ffi
+from dlbridge.core.values.dtypes import check_numbers
 from dlbridge.errors import ExchangeError
 
 NUMBERS = {  # P34: every type of dlpack.h 1.3, by the name that its owners print
@@ -359,7 +354,7 @@ def test_without_ml_dtypes_the_error_says_what_to_install():
     printed = run_script(
         """
         import sys; sys.modules["ml_dtypes"] = None
-        from dlbridge.core.values.dtypes import dtype
+        from dlbridge import dtype
         try: dtype("bfloat16").numpy
         except BufferError as error: print(type(error.__cause__).__name__, error)
         """

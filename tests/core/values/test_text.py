@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dlbridge as bridge
-from dlbridge.core.values.text import with_article
+from dlbridge.extending import with_article
 
 
 @pytest.mark.parametrize("name", ["object", "int8", "array", "Array", "xarray.Dataset", "opencl:0"])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from threads import at_once
 
-from dlbridge.core.values.devices import Device, DLDeviceType, device
-from dlbridge.core.values.dtypes import DLDataTypeCode, DType, dtype
+from dlbridge import Device, DLDataTypeCode, DLDeviceType, DType, dtype
+from dlbridge.core.values.devices import device
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from dlbridge import LibraryUnavailable, ffi
-from dlbridge.core._cdefs import ffi as cffi
-from dlbridge.core.plugins.registry import LOADED
+from dlbridge.abi import ffi as cffi
+from dlbridge.extending import LOADED
 
 from .scene import raised, testing
 

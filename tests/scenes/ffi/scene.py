@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from dlbridge import ffi
-from dlbridge.core._cdefs import ffi as cffi
+from dlbridge.abi import ffi as cffi
 
 
 @cache
