@@ -14,6 +14,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
+from known_backends import forget_identities
 from other_process import Given, fds
 from stream_backend import installed
 
@@ -293,7 +294,7 @@ def test_a_device_that_has_none_says_why(exporting, monkeypatch):
             function()
     exporting.refusal = ""
     monkeypatch.setattr(exporting, "device_info", lambda _: {"name": "nobody"})
-    monkeypatch.setattr("dlbridge.core.plugins.lookup._known", {})
+    forget_identities(monkeypatch)
     with pytest.raises(ExchangeError, match="ext_dev:1 says no UUID"):
         bridge.share(VALUES, DEVICE)
 

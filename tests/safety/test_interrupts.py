@@ -48,22 +48,22 @@ left = lambda: (len(deleted_twice), sum(bool(p.alive) for p in producers))
     # An exception of a handler became SystemError, or a struct stayed lent for ever.
     "an export by the table": """  # X9
 import tvm_ffi
-from dlbridge.core.interfaces import own_table as table
+from lent import structs_of_the_table
 nop = tvm_ffi.get_global_func("testing.nop")
 tensor = bridge.from_dlpack(np.arange(4, dtype="f4"))
 work = lambda: nop(tensor, tensor, tensor)
-left = lambda: [len(table._lent)]
+left = lambda: [structs_of_the_table()]
 """,
     # An interrupt after the struct was entered and before the capsule was made kept it for ever.
     "a capsule": """  # P47
-from dlbridge.core.dlpack.exports import _loans
+from lent import structs_in_capsules
 t = bridge.empty(3, "bfloat16")
 def work():
     for _ in range(10):
         t.__dlpack__(max_version=(1, 3))
         t.__dlpack__()
 work()
-left = lambda: [len(_loans)]
+left = lambda: [structs_in_capsules()]
 """,
     # The memory that a backend had allocated was lost before its owner existed.
     "an allocation": """
@@ -78,7 +78,7 @@ left = lambda: [plugin.live_allocations() - before]
 
 def run(code, **environment):
     """What *code* prints in a fork of a process that has imported what it needs, and not torch."""
-    imported = ("-torch", "numpy", "dlbridge.core.tensor.tensor", "raw_producer", "tvm_ffi")
+    imported = ("-torch", "numpy", "dlbridge.abi", "raw_producer", "tvm_ffi")
     return run_script(code, env=environment, imported=imported)
 
 
@@ -102,8 +102,8 @@ def test_each_allocation_fails_once():
 
 
 def half_made_classes():
-    from dlbridge.core.dlpack.capsules import Received
-    from dlbridge.core.tensor.memory import Memory
+    from dlbridge.abi import Received
+    from dlbridge.extending import Memory
     from dlbridge.kit.resources import AllocationOwner, Owner
 
     return [Memory, Owner, AllocationOwner, Received]

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from doubles import OneCapsule
 from failures import Found, failing_allocations, failing_lines
+from lent import structs_in_capsules, structs_of_the_table
 from other_process import open_files
 
 import dlbridge as bridge
-from dlbridge.core.dlpack.exports import _loans
-from dlbridge.core.interfaces import own_table
 
 FOLDERS = (str(Path(bridge.__file__).parent),)
 
@@ -57,7 +56,7 @@ WORK: dict[str, Any] = {
 
 
 def _lend(tensor: Any) -> None:
-    from dlbridge.core.dlpack.foreign_tables import table_of
+    from dlbridge.abi import table_of
 
     table = table_of(bridge.Tensor)
     assert table
@@ -68,7 +67,8 @@ def _living() -> list[int]:
     counts = [sys.getrefcount(each) for each in (memory, other, locked, ours, into, there, small)]
     backends: list[Any] = [bridge.backend(name) for name in ("cpu", "ext_dev")]
     plugins = [backend.live_allocations() for backend in backends]
-    return [*counts, *plugins, len(_loans), len(own_table._lent), open_files()]
+    lent = structs_in_capsules(), structs_of_the_table()
+    return [*counts, *plugins, *lent, open_files()]
 
 
 def cut_off(how: str, least: str, *names: str) -> None:

@@ -156,10 +156,9 @@ def devices(wanted: str) -> list[str]:
 
 def live() -> dict[str, int]:
     """The number of things of each kind that exist: 0 once the storm is over."""
-    # Private: what C holds has no public count.
-    from dlbridge.core.dlpack import exports
-    from dlbridge.core.interfaces import own_table
-    from dlbridge.core.plugins.registry import LOADED
+    from lent import structs_in_capsules, structs_of_the_table
+
+    from dlbridge.extending import LOADED
     from dlbridge.kit.resources import _all
 
     # What an exception has cut off goes back at the end of the next of its kind, or by this.
@@ -170,8 +169,8 @@ def live() -> dict[str, int]:
         for name, plugin in LOADED.items()
         if hasattr(plugin, "live_allocations")
     }
-    counts["structs lent by the table"] = len(own_table._lent)
-    counts["structs in capsules"] = len(exports._loans)
+    counts["structs lent by the table"] = structs_of_the_table()
+    counts["structs in capsules"] = structs_in_capsules()
     for module, names in (
         ("dlbridge_opencl.views", ["_resources"]),
         ("dlbridge.ffi.functions", ["_callables"]),

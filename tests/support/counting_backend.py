@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from math import prod
 
 from dlbridge_fake import Fake
+from known_backends import registered
 
-import dlbridge
-from dlbridge.core.plugins import registry
 from dlbridge.errors import DeviceError
 
 NAME = "counted"
@@ -87,15 +85,6 @@ def _payload(region):
     return prod(region.shape) * region.run_nbytes
 
 
-@contextmanager
 def counting(cls=Counting):
-    """The backend `NAME` inside the block, through the public door; empty again at its end."""
-    registered, loaded = dict(registry._registered), dict(registry.LOADED)
-    dlbridge.register_backend(NAME, cls)
-    try:
-        yield dlbridge.backend(NAME)
-    finally:
-        registry._registered.clear()
-        registry._registered.update(registered)
-        registry.LOADED.pop(NAME, None)
-        registry.LOADED.update(loaded)
+    """The backend `NAME` inside the block, gone at its end."""
+    return registered(NAME, cls)

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 from expected import backend_or_skip
+from known_backends import replace_backend
 
 import dlbridge as bridge
-from dlbridge.core.plugins import registry
+from dlbridge.extending import LOADED
 
 
 @pytest.fixture(params=["cpu", "ext_dev:1", "opencl:0", "vulkan:0"])
@@ -23,15 +24,14 @@ def register(monkeypatch):
     names = []
 
     def load(name, cls):
-        monkeypatch.setitem(registry._registered, name, cls)
-        registry.LOADED.pop(name, None)
+        replace_backend(monkeypatch, name, cls)
         names.append(name)
         return bridge.backend(name)
 
     yield load
     gc.collect()
     for name in names:
-        registry.LOADED.pop(name, None)
+        LOADED.pop(name, None)
 
 
 @pytest.fixture

@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_support import python, slow, stream
+from known_backends import forget_identities
 from suite.rig import default
 
 import dlbridge as bridge
-from dlbridge.core.plugins import lookup as identity, registry
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.extending import LOADED
 from dlbridge.protocol import ExportedMemory
 from dlbridge.testing.backend_base import open_files
 
@@ -43,8 +44,8 @@ def exporting():
 @pytest.fixture
 def vulkan(exporting, fake, cuda, monkeypatch):
     """The same device as ``cuda:0``, by its UUID."""
-    monkeypatch.setitem(registry.LOADED, "vulkan", exporting)
-    monkeypatch.setattr(identity, "_known", {})
+    monkeypatch.setitem(LOADED, "vulkan", exporting)
+    forget_identities(monkeypatch)
     raw = bytes.fromhex(exporting.device_info(0)["uuid"].replace("-", ""))
     fake.cuda.fake_cuda_uuid(raw)
     fake.cuda.fake_cuda_header(header_of(exporting))

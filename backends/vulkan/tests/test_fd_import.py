@@ -10,10 +10,11 @@ from dlbridge_vulkan import Vulkan, shared
 from dlbridge_vulkan.memory import Block
 from held_buffers import allocate, free, import_memory
 from interrupted import at_each_step
+from known_backends import forget_identities, replace_backend
 
 import dlbridge as bridge
-from dlbridge.core.plugins import lookup, registry
 from dlbridge.errors import Error, ExchangeError
+from dlbridge.extending import LOADED
 from dlbridge.protocol import ExportedMemory
 from dlbridge.testing.backend_base import open_files
 
@@ -24,9 +25,9 @@ VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
 @pytest.fixture
 def both(vulkan, exporting, monkeypatch):
     """``OTHER`` exports, and ``vulkan`` imports."""
-    monkeypatch.setitem(registry._registered, OTHER, Vulkan)
-    monkeypatch.setitem(registry.LOADED, OTHER, exporting)
-    monkeypatch.setattr(lookup, "_known", {})
+    replace_backend(monkeypatch, OTHER, Vulkan)
+    monkeypatch.setitem(LOADED, OTHER, exporting)
+    forget_identities(monkeypatch)
     yield exporting, vulkan
     gc.collect()
     assert exporting.live_allocations() == 0

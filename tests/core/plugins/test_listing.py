@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from known_backends import forget_registered
 
 import dlbridge as bridge
-from dlbridge.core.plugins import registry
 
 
 def test_each_device_of_each_backend(monkeypatch):
@@ -29,7 +29,7 @@ def test_a_backend_that_cannot_be_used_is_left_out_or_says_why(raised, error, mo
             raise raised
 
     monkeypatch.setenv("DLBRIDGE_BACKENDS", "cpu,fails")
-    monkeypatch.setattr(registry, "_registered", {})
+    forget_registered(monkeypatch)
     bridge.register_backend("fails", Fails)
     assert bridge.devices() == [bridge.device("cpu")]
     with pytest.raises(error, match=str(raised)):

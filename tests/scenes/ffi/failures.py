@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from failures import Found, failing_allocations, failing_lines
+from lent import structs_in_capsules
 
 import dlbridge as bridge
 from dlbridge import ffi
-from dlbridge.core.dlpack.exports import _loans
 from dlbridge.ffi import any as values, functions, objects, tensors
 
 from .scene import testing
@@ -127,8 +127,8 @@ HANDLES = [kept, changed, table, mapping, text, same, failing, lent, error, arra
 def _living() -> list[int]:
     counts = [sys.getrefcount(each) for each in (thing, function, memory, locked, ours)]
     in_c = [values.use_count(each._handle) for each in HANDLES]
-    tables = [functions._callables, objects._kept, objects._counts, tensors._exports, _loans]
-    return [*counts, *in_c, *map(len, tables)]
+    tables = [functions._callables, objects._kept, objects._counts, tensors._exports]
+    return [*counts, *in_c, *map(len, tables), structs_in_capsules()]
 
 
 def cut_off(how: str, least: str, *names: str) -> None:
