@@ -182,6 +182,7 @@ def test_the_table_of_methods():
         if "dlbridge._methods" in imported(name, path, MODULES)
     }
     assert users == {
+        "dlbridge.core.tensor.array_tensor",
         "dlbridge.core.tensor.tensor",
         "dlbridge.core.values.devices",
         "dlbridge.api.creation",

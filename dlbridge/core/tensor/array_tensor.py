@@ -6,6 +6,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dlbridge import _methods as methods
 from dlbridge.core.dlpack.exports import export_array
 from dlbridge.core.dlpack.foreign_tables import TABLE_NAMES
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED, MAX_NDIM
@@ -135,7 +136,7 @@ class ArrayTensor(NumpyTensor):
 
     def numpy(self, copy: bool | None = False, force: bool = False) -> Array:
         """Return a numpy view, or a copy if *copy* is true."""
-        return Tensor.numpy(self, copy=True) if copy else self._array[...]
+        return methods.array_copy(self, self._array) if copy else self._array[...]
 
     def _forget_memory(self) -> None:
         del self._array, self.__tensor_export__
