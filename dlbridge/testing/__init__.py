@@ -8,10 +8,14 @@
     class TestOpenCL(BackendTests):
         name = "opencl"
 
-It needs pytest (``pip install dlbridge[testing]``).
+It needs pytest and, for `TensorMachine` and the test that runs it, hypothesis (``pip install
+dlbridge[testing]``).
 """
 
+from __future__ import annotations
+
 import pkgutil
+from typing import TYPE_CHECKING, Any
 
 try:
     import pytest
@@ -36,9 +40,22 @@ from .backend_order import OrderTests, StreamTests
 from .backend_overlaps import OverlapTests
 from .backend_process import ProcessTests
 from .backend_refusals import LostTests, RefusalTests
+from .backend_stateful import StatefulTests
 from .backend_threads import ThreadTests
 
-__all__ = ["BackendTests", "side"]
+if TYPE_CHECKING:
+    from .stateful import TensorMachine as TensorMachine
+
+__all__ = ["BackendTests", "TensorMachine", "side"]
+
+
+def __getattr__(name: str) -> Any:
+    """`TensorMachine`, which needs hypothesis."""
+    if name != "TensorMachine":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .stateful import TensorMachine
+
+    return TensorMachine
 
 
 class BackendTests(
@@ -51,6 +68,7 @@ class BackendTests(
     OrderTests,
     MoveTests,
     OverlapTests,
+    StatefulTests,
     ExchangeTests,
     NativeTests,
     ExportableTests,

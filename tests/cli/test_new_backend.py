@@ -109,7 +109,8 @@ def _plain(path):
     return path.read_text().replace("${{ matrix.python }}", "")
 
 
-# What an environment with dlbridge[testing] alone has not: `make test-new-backend` is in one.
+# What an environment with dlbridge[testing] alone has not (`make test-new-backend` is in one), and
+# hypothesis, without which one test of the kit is skipped.
 ABSENT = ("ml_dtypes", "hypothesis", "torch", "tvm_ffi")
 
 

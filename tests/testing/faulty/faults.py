@@ -2267,6 +2267,9 @@ class ForkedChildHangs(Ends):
 
 ROWS = [
     # Bytes
+    ("downloads_the_beginning", "copy_to_host", "test_random_operations", Sound,
+     "Bytes to the host that begin inside of a memory come from its beginning.",
+     lambda fake, real, source, into, stream: real(cut(fake, source, 0), into, stream)),
     ("upload_forgets_offset", "copy_from_host", "test_copy_into_a_view", Sound,
      "Bytes from the host always go to the beginning.",
      lambda fake, real, target, source, stream: real(cut(fake, target, 0), source, stream)),

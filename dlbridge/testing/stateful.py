@@ -1,0 +1,619 @@
+"""Random operations on tensors, each of which a model in numpy does, too.
+
+::
+
+    from dlbridge.testing import TensorMachine
+
+
+    class OnMyNpu(TensorMachine):
+        devices = ("cpu", "my_npu:0")
+
+
+    TestOnMyNpu = OnMyNpu.TestCase
+
+It needs hypothesis (``pip install dlbridge[testing]``). The kit runs it for each backend.
+
+Each memory is one array of numpy with a bit in each element, and a tensor is a view of it, whose
+last dimension is the bits of one element. So a slice of a tensor is the same slice of the view,
+elements below a byte are like all others, and tensors on one memory have one model.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from contextlib import ExitStack
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+try:
+    from hypothesis import HealthCheck, Phase, settings, strategies as st
+    from hypothesis.stateful import (
+        Bundle,
+        RuleBasedStateMachine,
+        consumes,
+        initialize,
+        invariant,
+        multiple,
+        precondition,
+        rule,
+        run_state_machine_as_test,
+    )
+except ImportError as exc:
+    raise ImportError("TensorMachine needs hypothesis: pip install dlbridge[testing]") from exc
+
+import dlbridge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+WHOLE = (
+    *("bool", "uint8", "int16", "int32", "uint64", "float16", "bfloat16"),
+    *("float32", "float64", "complex64", "complex128"),
+)
+"""Types of whole bytes; numpy has all but bfloat16."""
+
+PACKED = ("int4", "uint4", "int2", "uint1", "float4_e2m1fn", "float6_e2m3fn")
+"""Types below a byte."""
+
+CASTS = {
+    **dict.fromkeys(("uint8", "int16", "int32", "uint64"), ("uint8", "int16", "float32", "int4")),
+    "float16": ("float32", "float64"),
+    "float32": ("float64", "float16", "complex64"),
+    "float64": ("float32",),
+    "bfloat16": ("float32",),
+    "int4": ("int16", "uint8"),
+    "uint4": ("int32", "int4"),
+    "uint1": ("uint8",),
+}
+"""The types that a type is cast to: C defines the result for each of its numbers."""
+
+HAS_ML_DTYPES = find_spec("ml_dtypes") is not None
+"""Whether numbers of types that numpy has not can be written and cast."""
+
+
+def _numpy_has(dtype: str) -> bool:
+    return dtype in WHOLE and dtype != "bfloat16"
+
+
+AT_ONCE = 14
+"""How many tensors a machine has; more would only take time to look at."""
+
+INTEGERS = {8: "uint8", 16: "uint16", 32: "uint32", 64: "uint64"}
+"""Integers of as many bits, which other libraries have in the place of any type."""
+
+
+def _width(dtype: str) -> int:
+    """The bits of one element."""
+    return dlbridge.dtype(dtype).bits
+
+
+def _bits(raw: bytes, shape: Sequence[int], dtype: str) -> Any:
+    """The bits of elements that are packed into *raw*, in an array of their own."""
+    width = _width(dtype)
+    flat = np.unpackbits(np.frombuffer(raw, "u1"), bitorder="little")
+    return flat[: math.prod(shape) * width].reshape(*shape, width)
+
+
+def _bytes(bits: Any) -> bytes:
+    """The bytes that elements are packed into, the low bits first."""
+    return np.packbits(bits.reshape(-1), bitorder="little").tobytes()
+
+
+def _content(seed: int, shape: Sequence[int], dtype: str) -> bytes:
+    """Bytes for a new tensor, which differ between two seeds."""
+    count = math.prod(shape)
+    raw = np.random.default_rng(seed).integers(0, 256, -(-count * _width(dtype) // 8), "u1")
+    return (raw & 1 if dtype == "bool" else raw).tobytes()
+
+
+def _on_array(array: Any, shape: Sequence[int], dtype: str) -> Any:
+    """The first elements in an array of 48 bytes or a multiple, which is whole elements of any."""
+    return dlbridge.asarray(array).view(dtype)[: math.prod(shape)].reshape(*shape)
+
+
+def _upload(raw: bytes, shape: Sequence[int], dtype: str, device: str = "cpu:0") -> Any:
+    """A new tensor on a device with these bytes."""
+    array = np.frombuffer(bytearray(raw + bytes(-len(raw) % 48)), "u1")
+    return dlbridge.to_device(_on_array(array, shape, dtype), device, copy=True)
+
+
+def _number(value: int, dtype: str) -> Any:
+    """The bits of a number, by the definition of its type."""
+    if dtype == "bfloat16":
+        return _bits(np.float32(value).tobytes(), (), "float32")[16:]
+    width = _width(dtype)
+    if width < 8:
+        return _bits((value & 255).to_bytes(), (), "uint8")[:width]
+    return _bits(np.array(value).astype(dtype).tobytes(), (), dtype)
+
+
+def _cast(bits: Any, dtype: str, new: str) -> Any:
+    """The bits of the same numbers in another type."""
+    old, width = dlbridge.dtype(dtype), _width(new)
+    if dtype == "bfloat16":  # the upper half of a float32
+        low = np.zeros((*bits.shape[:-1], 16), "u1")
+        return np.concatenate([low, bits], -1)
+    if dtype[0] not in "iu" or new[0] not in "iu":
+        whole = bits if old.bits >= 8 else _cast(bits, dtype, "int16")
+        name = dtype if old.bits >= 8 else "int16"
+        with np.errstate(all="ignore"):
+            array = np.frombuffer(_bytes(whole), name).astype(new)
+        return _bits(array.tobytes(), bits.shape[:-1], new)
+    more = max(width - old.bits, 0)
+    sign = bits[..., -1:] if dtype[0] == "i" else np.zeros_like(bits[..., -1:])
+    return np.concatenate([bits, *[sign] * more], -1)[..., :width].copy()
+
+
+class _Memory:
+    """One memory: its bits, and the devices that have tensors on it."""
+
+    def __init__(self, bits: Any, device: str, outside: Any = None) -> None:
+        self.bits = bits.reshape(-1)
+        self.devices = {device}
+        self.outside = outside  # an array of numpy that the memory belongs to
+
+
+class _Live:
+    """A tensor, and its elements in the model of its memory."""
+
+    def __init__(self, tensor: Any, memory: _Memory, bits: Any) -> None:
+        self.tensor, self.memory, self.bits = tensor, memory, bits
+
+    def __repr__(self) -> str:
+        return f"<{self.tensor!r}>"
+
+    @property
+    def dtype(self) -> str:
+        return self.tensor.dtype.name  # type: ignore[no-any-return]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.bits.shape[:-1]  # type: ignore[no-any-return]
+
+    @property
+    def packed(self) -> bool:
+        return _width(self.dtype) < 8
+
+    @property
+    def start(self) -> int:
+        """The bits before its first element."""
+        bits = self.bits
+        address = bits.__array_interface__["data"][0]
+        return int(address - self.memory.bits.__array_interface__["data"][0]) if bits.size else 0
+
+    def view(self, tensor: Any, bits: Any) -> _Live:
+        return _Live(tensor, self.memory, bits)
+
+    def part(self, *index: Any) -> _Live | None:
+        """A slice; None where dlbridge refuses packed elements inside a byte or with gaps."""
+        bits = self.bits[index]
+        made = self.view(None, bits)
+        if self.packed and made.start % 8:
+            _must_be_refused(lambda: self.tensor[index], "must start at a whole byte")
+            return None
+        return self._kept(self.tensor[index], bits)
+
+    def transpose(self, axes: Sequence[int]) -> _Live | None:
+        bits = self.bits.transpose(*axes, len(axes))
+        return self._kept(self.tensor.transpose(*axes), bits)
+
+    def _kept(self, tensor: Any, bits: Any) -> _Live | None:
+        """The view, if it is one of which elements can be copied."""
+        made = self.view(tensor, bits)
+        assert tensor.shape == made.shape
+        if made.packed and bits.size and not bits.flags.c_contiguous:
+            other = dlbridge.empty(made.shape, made.dtype)
+            for work in (lambda: dlbridge.copy_(other, tensor), tensor.tobytes):
+                _must_be_refused(work, "compact")
+            return None
+        return made
+
+    def cropped(self, shape: Sequence[int]) -> _Live | None:
+        """As many elements in each dimension."""
+        return self if shape == self.shape else self.part(*map(slice, shape))
+
+    def same(self, dtype: str) -> _Live:
+        """The same memory as elements of another type of the same size."""
+        return self.view(self.tensor.view(dtype), self.bits)
+
+
+def _must_be_refused(work: Any, message: str) -> None:
+    """Fail unless *work* raises an ExchangeError that says so."""
+    try:
+        work()
+    except dlbridge.ExchangeError as exc:
+        assert message in str(exc)  # noqa: PT017 - pytest.raises would import pytest
+        return
+    raise AssertionError(f"it is not refused with {message!r}")
+
+
+def _can(work: Any) -> bool:
+    """Whether a device has what *work* asks for."""
+    try:
+        work()
+    except dlbridge.ExchangeError:
+        return False
+    return True
+
+
+numbers = st.integers(0, 2)
+seeds = st.integers(0, 255)
+extents = st.sampled_from([4, 8, 3, 7, 2, 1, 16, 5, 0])
+full = st.sampled_from([8, 16, 5, 7])
+shapes = st.one_of(st.tuples(full), st.tuples(full, full), st.lists(extents, max_size=3).map(tuple))
+dtypes = st.sampled_from([*WHOLE, *PACKED])
+ways = st.sampled_from(["upload", "copy", "zeros", "full", "numpy"])
+slices = st.sampled_from(
+    [*[np.s_[:]] * 3, *np.s_[1:, :-1, ::2, ::-1, -2::-2, 2:, 4:, :3, 1::3, 3:1]]
+)
+parts = st.tuples(slices, slices, slices)
+
+
+class TensorMachine(RuleBasedStateMachine):
+    """Tensors on `devices`, with random operations; after each one, every tensor is as its model.
+
+    Set the attributes in a subclass. `run` is for tests; ``TestCase`` is hypothesis's own.
+
+    Attributes
+    ----------
+    devices : sequence of str
+        Devices, in the form of device strings. The first one should be the host.
+    streams : mapping of str to sequence
+        Streams of these devices, which `dlbridge.use_stream` accepts; they must exist as long as
+        the machine runs.
+
+    Examples
+    --------
+    >>> from dlbridge.testing import TensorMachine
+    >>> class Small(TensorMachine):
+    ...     devices = ("cpu",)
+    >>> Small.run(operations=20)
+    """
+
+    devices: ClassVar[Sequence[str]] = ("cpu",)
+    streams: ClassVar[Mapping[str, Sequence[Any]]] = {}
+
+    tensors = Bundle("tensors")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: list[_Live] = []
+        self._blocks = ExitStack()
+        self._shares, self._views = set(), set()
+        for device in self.devices:
+            probe = dlbridge.zeros(64, "uint8", device)
+            self._shares |= {device} if _can(partial(dlbridge.share, probe)) else set()
+            self._views |= {device} if _can(probe.host_view) else set()
+
+    @classmethod
+    def run(cls, operations: int = 600, seed: int | None = None) -> None:
+        """Do about that many operations, in runs of at most 30.
+
+        A failure shows the operations of its run. ``TestCase`` looks for fewer, for minutes.
+
+        Parameters
+        ----------
+        operations : int
+            How many.
+        seed : int, optional
+            Which ones. None: always the same.
+        """
+        cases = settings(
+            max_examples=max(operations // 30, 1),
+            stateful_step_count=30,
+            deadline=None,
+            phases=[Phase.generate],
+            database=None,
+            derandomize=seed is None,
+            suppress_health_check=list(HealthCheck),
+        )
+        machine = cls
+        if seed is not None:
+            from hypothesis import seed as seeded
+
+            machine = seeded(seed)(type(cls.__name__, (cls,), {}))
+        run_state_machine_as_test(machine, settings=cases)
+
+    # What is done -----------------------------------------------------------
+
+    def has_room(self) -> bool:
+        """Whether one more tensor may be made."""
+        return len(self._live) < AT_ONCE
+
+    def _device(self, number: int) -> str:
+        return self.devices[number % len(self.devices)]
+
+    def _keep(self, made: _Live | None) -> Any:
+        """What a rule returns for a new tensor."""
+        if made is None:
+            return multiple()
+        made.memory.devices.add(str(made.tensor.device))
+        assert (made.tensor.shape, _width(made.dtype)) == (made.shape, made.bits.shape[-1])
+        self._live.append(made)
+        return made
+
+    def _new(self, tensor: Any, bits: Any, outside: Any = None) -> Any:
+        """What a rule returns for a tensor on new memory."""
+        bits = np.array(bits, order="C")
+        memory = _Memory(bits, str(tensor.device), outside)
+        return self._keep(_Live(tensor, memory, memory.bits.reshape(bits.shape)))
+
+    @initialize(target=tensors, ways=st.tuples(ways, ways, ways), shape=shapes, dtype=dtypes)
+    def make_three(self, ways: tuple[str, ...], shape: tuple[int, ...], dtype: str) -> Any:
+        """Tensors that can be copied to one another."""
+        made = [self.make(way, shape, dtype, i, i) for i, way in enumerate(ways)]
+        return multiple(*made)
+
+    @precondition(has_room)
+    @rule(target=tensors, way=ways, shape=shapes, dtype=dtypes, device=numbers, seed=seeds)
+    def make(self, way: str, shape: tuple[int, ...], dtype: str, device: int, seed: int) -> Any:
+        """A new tensor: uploaded, filled, or on memory of numpy."""
+        where = self._device(device)
+        if way == "zeros":
+            bits = np.zeros((*shape, _width(dtype)), "u1")
+            return self._new(dlbridge.zeros(shape, dtype, where), bits)
+        if way == "full" and dtype not in PACKED[4:] and (HAS_ML_DTYPES or _numpy_has(dtype)):
+            value = seed % 2 if dtype == "bool" else seed & (1 << min(_width(dtype), 8) - 1) - 1
+            bits = np.broadcast_to(_number(value, dtype), (*shape, _width(dtype)))
+            return self._new(dlbridge.full(shape, value, dtype, where), bits)
+        raw = _content(seed, shape, dtype)
+        bits = _bits(raw, shape, dtype)
+        if way == "copy":
+            tensor = dlbridge.empty(shape, dtype, where)
+            dlbridge.copy_(tensor, _upload(raw, shape, dtype))
+            return self._new(tensor, bits)
+        if way == "numpy" and bits.size % 8 == 0:
+            array = np.frombuffer(bytearray(raw + bytes(-len(raw) % 48)), "u1")
+            return self._new(_on_array(array, shape, dtype), bits, array)
+        return self._new(_upload(raw, shape, dtype, where), bits)
+
+    @precondition(lambda self: len(self._live) > 4)
+    @rule(of=consumes(tensors))
+    def drop(self, of: _Live) -> None:
+        """One tensor less; the memory of its views stays."""
+        self._live.remove(of)
+        of.tensor = of.bits = None
+
+    @precondition(has_room)
+    @rule(target=tensors, of=tensors, index=parts)
+    def slice(self, of: _Live, index: tuple[Any, ...]) -> Any:
+        """A view with other bounds and steps."""
+        return self._keep(of.part(*index[: len(of.shape)]))
+
+    @precondition(has_room)
+    @rule(target=tensors, of=tensors, axes=st.permutations([0, 1, 2]))
+    def transpose(self, of: _Live, axes: list[int]) -> Any:
+        """A view with the dimensions in another order."""
+        return self._keep(of.transpose([axis for axis in axes if axis < len(of.shape)]))
+
+    @precondition(has_room)
+    @rule(target=tensors, of=tensors, columns=st.sampled_from([1, 2, 3, 4, -1]))
+    def reshape(self, of: _Live, columns: int) -> Any:
+        """A view in another shape, or an error where only a copy could have it."""
+        size = math.prod(of.shape)
+        if size == 0 or size % columns:
+            return multiple()
+        shape = (size,) if columns == -1 else (size // columns, columns)
+        try:
+            bits = of.bits.reshape(*shape, of.bits.shape[-1], copy=False)
+        except ValueError:
+            _must_be_refused(lambda: of.tensor.reshape(shape), "cannot be reshaped")
+            return multiple()
+        return self._keep(of._kept(of.tensor.reshape(shape), bits))
+
+    @precondition(has_room)
+    @rule(target=tensors, of=tensors, dtype=st.sampled_from([*WHOLE[1:], *PACKED]))
+    def view(self, of: _Live, dtype: str) -> Any:
+        """The same memory as elements of another type."""
+        old, new = of.bits.shape[-1], _width(dtype)
+        if old == new:
+            return self._keep(of.same(dtype))
+        plain = bool(of.shape and of.bits.size and of.bits.flags.c_contiguous)
+        fits = plain and of.shape[-1] * old % new == 0
+        try:
+            tensor = of.tensor.view(dtype)
+        except dlbridge.ExchangeError:  # inside a memory the alignment may be at fault
+            assert not fits or of.start or of.memory.outside is not None
+            return multiple()
+        if not of.bits.size:
+            return self._keep(of.view(tensor, np.zeros((*tensor.shape, new), "u1")))
+        bits = of.bits.reshape(*of.shape[:-1], of.shape[-1] * old // new, new, copy=False)
+        return self._keep(of._kept(tensor, bits))
+
+    @rule(into=tensors, at=parts, of=st.none() | tensors, part=parts, turn=st.booleans())
+    def copy(self, into: _Live, at: Any, of: _Live | None, part: Any, turn: bool) -> None:
+        """As much as parts of two tensors, or two parts of one, have in common."""
+        of = of or into
+        if (into.bits.shape[-1], len(into.shape)) != (of.bits.shape[-1], len(of.shape)):
+            of = into
+        target, source = into.part(*at[: len(into.shape)]), of.part(*part[: len(of.shape)])
+        if turn and source is not None:
+            source = source.transpose(range(len(of.shape))[::-1])
+        if target is None or source is None:
+            return
+        shape = tuple(map(min, target.shape, source.shape))
+        target, source = target.cropped(shape), source.cropped(shape)
+        if target is None or source is None:
+            return
+        dlbridge.copy_(target.tensor, source.same(target.dtype).tensor)
+        target.bits[...] = source.bits.copy()
+
+    @rule(into=tensors, at=parts, seed=seeds, device=numbers)
+    def copy_new(self, into: _Live, at: tuple[Any, ...], seed: int, device: int) -> None:
+        """New content into a part, from any device, or from an array of numpy."""
+        target = into.part(*at[: len(into.shape)])
+        if target is None:
+            return
+        raw = _content(seed, target.shape, target.dtype)
+        if target.dtype in WHOLE[:6] and seed % 2:
+            given = np.frombuffer(raw, target.dtype).reshape(target.shape)
+        else:
+            given = _upload(raw, target.shape, target.dtype, self._device(device))
+        dlbridge.copy_(target.tensor, given)
+        target.bits[...] = _bits(raw, target.shape, target.dtype)
+
+    @rule(of=tensors, value=st.integers(0, 3), device=numbers)
+    def fill(self, of: _Live, value: int, device: int) -> None:
+        """One number in all elements, from any device."""
+        dtype, width = of.dtype, of.bits.shape[-1]
+        if width < 8:
+            dtype, value = f"uint{width}", value & (1 << width) - 1
+        elif dtype == "bool":
+            value &= 1
+        if dtype.startswith(("float6", "uint6")):
+            return
+        if not (HAS_ML_DTYPES or _numpy_has(dtype)):
+            return
+        target = of.same(dtype) if dtype != of.dtype else of
+        filled = dlbridge.full(of.shape, value, dtype, self._device(device))
+        dlbridge.copy_(target.tensor, filled)
+        of.bits[...] = _number(value, dtype)
+
+    @precondition(has_room)
+    @rule(target=tensors, of=tensors, device=numbers, copy=st.sampled_from([True, None, False]))
+    def move(self, of: _Live, device: int, copy: bool | None) -> Any:
+        """To any device: new memory, or the same one where the plan says so."""
+        where = self._device(device)
+        if copy is False and dlbridge.device(where) is not of.tensor.device:
+            return multiple()  # the address decides whether it is refused: it differs in each run
+        if copy is None and (of.start or not of.bits.flags.c_contiguous):
+            return multiple()  # a copy would be another view than the same memory
+        copies = copy or dlbridge.plan(of.tensor, where, copy=copy).copies
+        tensor = dlbridge.to_device(of.tensor, where, copy=copy)
+        return self._new(tensor, of.bits) if copies else self._keep(of.view(tensor, of.bits))
+
+    @precondition(has_room)
+    @rule(target=tensors, of=tensors, device=st.none() | numbers)
+    def share(self, of: _Live, device: int | None) -> Any:
+        """Memory that other processes can have: its own, or a copy in such memory."""
+        where = str(of.tensor.device) if device is None else self._device(device)
+        if where not in self._shares:
+            if of.bits.size:
+                _must_be_refused(partial(dlbridge.share, of.tensor, where), "shared memory")
+            return multiple()
+        here = str(of.tensor.device) in self._shares
+        has = here and dlbridge.share(of.tensor) is of.tensor  # not after an exchange, perhaps
+        tensor = dlbridge.share(of.tensor, where)
+        return self._keep(of.view(tensor, of.bits)) if has else self._new(tensor, of.bits)
+
+    @precondition(has_room)
+    @rule(target=tensors, of=tensors, which=seeds)
+    def cast(self, of: _Live, which: int) -> Any:
+        """The same numbers in another type, on the host."""
+        if of.dtype not in CASTS:
+            return multiple()
+        dtype = CASTS[of.dtype][which % len(CASTS[of.dtype])]
+        if not HAS_ML_DTYPES and not (_numpy_has(of.dtype) and _numpy_has(dtype)):
+            return multiple()
+        host = dlbridge.to_device(of.tensor, "cpu")
+        return self._new(dlbridge.astype(host, dtype), _cast(of.bits, of.dtype, dtype))
+
+    @precondition(has_room)
+    @rule(target=tensors, of=tensors, version=st.sampled_from([None, (1, 0), (1, 3)]))
+    def exchange(self, of: _Live, version: Any) -> Any:
+        """The same memory by a capsule."""
+        if min(of.tensor.strides, default=1) < 0:
+            return multiple()  # DLPack gives a copy of these
+        if of.tensor.device.is_host and of.dtype not in WHOLE[:6]:
+            version = (1, 3)
+        again = dlbridge.from_dlpack(of.tensor.__dlpack__(max_version=version))
+        return self._keep(of.view(again, of.bits))
+
+    @rule(of=tensors, seed=seeds, library=st.sampled_from(["numpy", "memoryview", "torch"]))
+    def write(self, of: _Live, seed: int, library: str) -> None:
+        """New content by another library, which has the same memory; on devices by a host view."""
+        width = of.bits.shape[-1]
+        if width not in INTEGERS:
+            return
+        raw = _content(seed, of.shape, of.dtype)
+        values = np.frombuffer(raw, INTEGERS[width]).reshape(of.shape)
+        same = of.same(INTEGERS[width])
+        if of.tensor.device.is_host:
+            _write(same.tensor, values, library)
+        else:
+            if str(of.tensor.device) not in self._views:
+                return
+            with same.tensor.host_view() as host:
+                _write(host, values, library)
+                del host  # the view ends with the block
+        of.bits[...] = _bits(raw, of.shape, of.dtype)
+
+    @precondition(lambda self: self._views - {self.devices[0]})
+    @rule(into=tensors, of=tensors)
+    def copy_from_view(self, into: _Live, of: _Live) -> None:
+        """From the host view of a tensor: refused where the memory is that of the target."""
+        if of.tensor.device.is_host or (of.shape, of.dtype) != (into.shape, into.dtype):
+            return
+        if str(of.tensor.device) not in self._views:
+            return
+        with of.tensor.host_view() as host:
+            try:
+                dlbridge.copy_(into.tensor, host)
+            except BufferError:
+                assert into.memory is of.memory
+                return
+            finally:
+                del host
+        into.bits[...] = of.bits.copy()
+
+    @precondition(lambda self: self.streams)
+    @rule(device=numbers, which=numbers)
+    def use_stream(self, device: int, which: int) -> None:
+        """Another stream for all that follows."""
+        where = self._device(device)
+        streams = self.streams.get(where)
+        if streams:
+            self._leave()
+            self._blocks.enter_context(
+                dlbridge.use_stream(where, [None, *streams][which % (len(streams) + 1)])
+            )
+
+    def _leave(self) -> None:
+        self._blocks.close()
+
+    # What is true after it ---------------------------------------------------
+
+    @invariant()
+    def every_tensor_is_as_its_model(self) -> None:
+        """The elements of each tensor, and the memory that numpy owns."""
+        for each in self._live:
+            if len(each.memory.devices) > 1:  # the host does not wait for work in its own memory
+                for device in each.memory.devices:
+                    dlbridge.synchronize(device)
+        for each in self._live:
+            found, wanted = each.tensor.tobytes(), _bytes(each.bits)
+            if each.packed and each.bits.size % 8:  # what follows the last element is nobody's
+                found = _bytes(_bits(found, each.shape, each.dtype))
+            if found != wanted:
+                raise AssertionError(f"{each.tensor!r} has {found!r}, not {wanted!r}")
+            outside = each.memory.outside
+            if outside is not None:
+                wanted = _bytes(each.memory.bits)
+                assert outside[: len(wanted)].tobytes() == wanted
+
+    def teardown(self) -> None:
+        """Give all back."""
+        self._leave()
+        for each in self._live:
+            each.tensor = each.bits = None
+        self._live.clear()
+        gc.collect(0)
+
+
+def _write(tensor: Any, values: Any, library: str) -> None:
+    """Write *values* into the memory of a tensor on the host, by a library's array on it."""
+    if library == "torch" and find_spec("torch") and min(tensor.strides, default=1) >= 0:
+        import torch
+
+        signed = values.view(values.dtype.name[1:])  # torch has no operations on the others
+        torch.from_dlpack(tensor.view(signed.dtype.name)).copy_(torch.from_numpy(signed.copy()))
+    elif library == "memoryview" and tensor.ndim and tensor.size:
+        np.asarray(memoryview(tensor.numpy()))[...] = values
+    elif min(tensor.strides, default=1) < 0:  # DLPack gives numpy a copy of these
+        tensor.numpy()[...] = values
+    else:
+        np.from_dlpack(tensor)[...] = values
