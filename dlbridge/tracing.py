@@ -72,7 +72,7 @@ class Trace:
         ...     for _ in range(3):
         ...         moved = bridge.to_device(np.zeros(1000), "cpu", copy=True)
         >>> print(t.summary())  # doctest: +ELLIPSIS
-        24000 bytes in 3 copies, ... us: ...: copy: copy=True was asked for
+        23.4 KiB in 3 copies, ... us: ...: copy: copy=True was asked for
         3 moves, 24000 bytes copied
         """
         found: dict[str, list[Plan]] = {}

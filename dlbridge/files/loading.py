@@ -119,11 +119,13 @@ class TensorFile(Mapping[str, _Array]):
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
-    def __getattr__(self, name: str) -> NoReturn:
-        way = ""
-        if name in self.__dict__.get("_entries", ()):
-            way = f"; write file[{name!r}] for that tensor"
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{way}")
+    if not TYPE_CHECKING:  # to a type checker it would say that there is every name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            way = ""
+            if name in self.__dict__.get("_entries", ()):
+                way = f"; write file[{name!r}] for that tensor"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{way}")
 
     def __enter__(self) -> Self:
         return self

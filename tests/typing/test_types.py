@@ -377,4 +377,4 @@ def test_the_reasons_stand_in_the_source():
     """Where a line says ``-> Any``, it also says why (overloads say it for from_dlpack)."""
     for name in set(ANYBODYS) - {"from_dlpack", "to_device", "Tensor.__reduce_ex__"}:
         head = inspect.getsource(CALLABLES[name]).partition('"""')[0]
-        assert re.search(r"-> Any:  # \w+", head), name
+        assert re.search(r"-> Any:  # [`\w]+", head), name

@@ -443,11 +443,11 @@ class Tensor(TensorMetadata):
         """Return what Dask names equal tensors by."""
         return methods.token_of(self)
 
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: object) -> Any:  # a bool, or an array of numpy or of *other*'s library
         """Compare the elements on the host, as numpy does; other libraries' arrays by theirs."""
         return self._compared(other, "__eq__", operator.eq)
 
-    def __ne__(self, other: object) -> Any:
+    def __ne__(self, other: object) -> Any:  # as `__eq__`
         """Compare the elements on the host, as ``==`` does."""
         return self._compared(other, "__ne__", operator.ne)
 
