@@ -90,6 +90,8 @@ if TYPE_CHECKING:
     from .processes.shared_tensors import share as share
     from .tracing import Trace as Trace, trace as trace
     from .trees import tree_to_device as tree_to_device
+    from .watching.table import ExchangeRow as ExchangeRow, Exchanges as Exchanges
+    from .watching.watch import watch as watch
 
 # The list of public names; everything else here follows from it. (The imports
 # above are for type checkers, which need them written out; a test compares.)
@@ -121,6 +123,8 @@ _PUBLIC = {
     "core.values.dtypes": "DLDataTypeCode DType dtype",
     "core.values.subbyte": "pack_bits unpack_bits",
     "diagnosis.report": "Info info",
+    "watching.table": "ExchangeRow Exchanges",
+    "watching.watch": "watch",
     "errors": "BackendError BackendUnavailable DeviceError DeviceLost DeviceMemoryError"
     " DeviceNotFound Error ExchangeError FileError LibraryUnavailable",
 }

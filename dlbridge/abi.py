@@ -20,7 +20,8 @@ What checks nothing, for the short ways of libraries, where a call counts: `is_p
 a capsule's struct, `wrap_plain` and `label_plain` make a tensor of a new array of numpy whose
 type, strides and elements are known to be plain, `new_array_tensor` an empty one (its maker sets
 ``_array`` and ``__tensor_export__``), `writable` drops the mark READ_ONLY for a library that never
-writes. `bind` asks the backends whose memory a handle is.
+writes. `address_of` reads where the elements of an array of numpy are. `bind` asks the backends
+whose memory a handle is.
 
 For classes that export as a `Tensor` does (`dlbridge.Exporter`): `ExchangeTable`, under
 `TABLE_NAMES`, `produce`, the body of ``__dlpack__``, `as_tensor`, `no_tensor`, `MethodProperty`,
@@ -60,6 +61,7 @@ from dlbridge.core.implementation_details.handlers import (
 from dlbridge.core.implementation_details.python_api import (
     HARMLESS,
     address_in,
+    address_of,
     decrement_references,
     immortal,
     memory,
@@ -102,6 +104,7 @@ __all__ = [
     "Received",
     "access",
     "address_in",
+    "address_of",
     "adopt",
     "as_tensor",
     "begin_call",

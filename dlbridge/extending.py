@@ -23,7 +23,9 @@ from dlbridge.core.libraries.library import (
     FLOAT8,
     HOST_ONLY,
     PACKED,
+    Exchange,
     Library,
+    exchanges,
     is_array_of,
     origin_of,
 )
@@ -33,6 +35,8 @@ from dlbridge.core.libraries.lookup import (
     is_native_library,
     known_libraries,
     library_of,
+    library_of_array,
+    loaded_libraries,
 )
 from dlbridge.core.moves.copies import copy_elements, packed_bytes, part_of
 from dlbridge.core.moves.fills import fill
@@ -88,6 +92,7 @@ __all__ = [
     "MAX_NDIM",
     "NUMPY_OWN",
     "PACKED",
+    "Exchange",
     "Library",
     "Memory",
     "alignment_of",
@@ -102,6 +107,7 @@ __all__ = [
     "copy_array",
     "copy_elements",
     "did_you_mean",
+    "exchanges",
     "export_memory",
     "export_refusal",
     "fill",
@@ -121,7 +127,9 @@ __all__ = [
     "is_of_backend",
     "known_libraries",
     "library_of",
+    "library_of_array",
     "limits_of",
+    "loaded_libraries",
     "memory_of",
     "native_dtypes",
     "new_exportable",

@@ -1,8 +1,9 @@
 """The description of a library's arrays, for packages that give one by entry point.
 
-The group is ``dlbridge.libraries``; `Library` has the details.
+The group is ``dlbridge.libraries``; `Library` has the details, `Exchange` what `dlbridge.watch`
+looks for.
 """
 
-from dlbridge.extending import Library
+from dlbridge.extending import Exchange, Library
 
-__all__ = ["Library"]
+__all__ = ["Exchange", "Library"]

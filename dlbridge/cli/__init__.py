@@ -1,4 +1,4 @@
-"""The command line: info, doctor, explain, demo, bench, conformance, new-backend."""
+"""The command line: info, doctor, explain, watch, demo, bench, conformance, new-backend."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ COMMANDS = {
     "explain": (
         "cli.explain",
         "the steps that would move a tensor, the bytes copied, and why",
+    ),
+    "watch": (
+        "watching.program",
+        "runs a program, and prints the exchanges of arrays that it has made",
     ),
     "demo": (
         "cli.demo",

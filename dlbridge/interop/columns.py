@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import ExchangeError
-from dlbridge.extending import HOST_ONLY, Library, origin_of, with_article
+from dlbridge.extending import HOST_ONLY, Library, exchanges, origin_of, with_article
 from dlbridge.interop.arrow import ARROW_TYPES, pyarrow_class
 
 from .descriptions import by_numpy
@@ -138,6 +138,12 @@ PANDAS = by_numpy(
     expose=_expose_pandas,
     make=_make_pandas,
     check=_check_column,
+    exchanges=(
+        *exchanges("pandas.Series", "Series"),
+        *exchanges("pandas.DataFrame", "DataFrame"),
+        *exchanges("numpy.ndarray", "Series.to_numpy DataFrame.to_numpy Index.to_numpy"),
+        *exchanges("list", "Series.tolist Series.to_list Index.tolist", "copied"),
+    ),
 )
 
 
@@ -292,6 +298,15 @@ PYARROW = Library(
     keeps_readonly=True,
     compact_only=True,
     device_types=HOST_ONLY,
+    exchanges=(
+        *exchanges("pyarrow.Array", "array chunked_array"),
+        *exchanges("pyarrow.Tensor", "Tensor.from_numpy", "shared"),
+        *exchanges("pyarrow.Table", "Table.from_pandas"),
+        *exchanges("numpy.ndarray", "Array.to_numpy ChunkedArray.to_numpy Tensor.to_numpy"),
+        *exchanges("pandas.Series", "Array.to_pandas ChunkedArray.to_pandas"),
+        *exchanges("pandas.DataFrame", "Table.to_pandas"),
+        *exchanges("list", "Array.to_pylist ChunkedArray.to_pylist", "copied"),
+    ),
 )
 
 POLARS = PYARROW._replace(
@@ -301,4 +316,15 @@ POLARS = PYARROW._replace(
     expose=_expose_polars,
     by_arrow=None,
     make=_make_polars,
+    exchanges=(
+        *exchanges("polars.Series", "Series from_arrow from_numpy from_pandas"),
+        *exchanges("polars.DataFrame", "DataFrame"),
+        *exchanges("numpy.ndarray", "Series.to_numpy DataFrame.to_numpy"),
+        *exchanges("torch.Tensor", "Series.to_torch DataFrame.to_torch"),
+        *exchanges("pyarrow.Array", "Series.to_arrow"),
+        *exchanges("pyarrow.Table", "DataFrame.to_arrow"),
+        *exchanges("pandas.Series", "Series.to_pandas"),
+        *exchanges("pandas.DataFrame", "DataFrame.to_pandas"),
+        *exchanges("list", "Series.to_list", "copied"),
+    ),
 )

@@ -16,7 +16,9 @@ from dlbridge.extending import (
     HOST_ONLY,
     NUMPY_OWN,
     PACKED,
+    Exchange,
     Library,
+    exchanges,
     origin_of,
     with_article,
 )
@@ -299,6 +301,10 @@ def by_numpy(name: str, *arrays: str, **facts: Any) -> Library:
     )
 
 
+_TENSOR = "dlbridge.core.tensor.tensor:Tensor"
+_ARRAY_TENSOR = "dlbridge.core.tensor.array_tensor:ArrayTensor"
+_EAGER = "tensorflow.python.framework.ops:EagerTensor"
+
 SMALL = {
     library.name: library
     for library in (
@@ -311,6 +317,14 @@ SMALL = {
             takes_padding=True,
             keeps_types=True,
             host_types=ALL_HOST,
+            exchanges=(
+                *exchanges("dlbridge.Tensor", "dlbridge.api.moving:asarray"),
+                *exchanges("dlbridge.Tensor", "dlbridge.api.moving:from_dlpack", "shared"),
+                *exchanges("dlbridge.Tensor", "dlbridge.api.moving:to_device", "moved"),
+                *exchanges("dlbridge.Tensor", f"{_TENSOR}.to_device", "moved"),
+                *exchanges("numpy.ndarray", f"{_TENSOR}.numpy {_ARRAY_TENSOR}.numpy"),
+                *exchanges("list", f"{_TENSOR}.tolist", "copied"),
+            ),
         ),
         # By legacy capsules; values of a graph are refused.
         Library(
@@ -323,6 +337,10 @@ SMALL = {
             compact_only=True,
             types=NUMPY_OWN | {"bfloat16"},
             device_types=frozenset({_CPU, _CUDA}),
+            exchanges=(
+                *exchanges("tensorflow.Tensor", "constant convert_to_tensor"),
+                *exchanges("numpy.ndarray", f"{_EAGER}.numpy"),
+            ),
         ),
         Library(
             "paddle",
@@ -330,6 +348,13 @@ SMALL = {
             refuse=_refuse_paddle,
             types=_PLAIN | _COMPLEX | {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"},
             device_types=frozenset({_CPU, _CUDA}),
+            exchanges=(
+                *exchanges("paddle.Tensor", "to_tensor utils.dlpack.from_dlpack"),
+                *exchanges("paddle.Tensor", "Tensor.cpu Tensor.cuda Tensor.to", "moved"),
+                *exchanges("numpy.ndarray", "Tensor.numpy"),
+                *exchanges("list", "Tensor.tolist", "copied"),
+                *exchanges("number", "Tensor.item", "copied"),
+            ),
         ),
         Library(
             "mlx",
@@ -346,6 +371,12 @@ SMALL = {
             ("cupy.ndarray",),
             host_types=ALL_HOST,
             device_types=frozenset({_CUDA, _CUDA_HOST, _MANAGED, _ROCM}),
+            exchanges=(
+                *exchanges("cupy.ndarray", "asarray array from_dlpack"),
+                *exchanges("numpy.ndarray", "asnumpy ndarray.get"),
+                *exchanges("list", "ndarray.tolist", "copied"),
+                *exchanges("number", "ndarray.item", "copied"),
+            ),
         ),
         # Not run: its arrays need a GPU. On the CPU it works on numpy's.
         Library(
@@ -373,6 +404,10 @@ SMALL = {
             make=to_native,
             types=_ONE_LANE | _VECTORS,
             device_types=frozenset({DLDeviceType.kDLOpenCL}),
+            exchanges=(
+                Exchange("array.to_device", "pyopencl.Array", argument="ary"),
+                *exchanges("numpy.ndarray", "array.Array.get"),
+            ),
         ),
         Library(
             "cuda.core",
@@ -460,6 +495,7 @@ SMALL = {
             make=_to_pillow,
             check=_check_image,
             copies=True,
+            exchanges=exchanges("PIL.Image", "Image.fromarray"),
         ),
         Library(
             "array_api_strict",

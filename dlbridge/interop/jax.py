@@ -14,6 +14,7 @@ from dlbridge.extending import (
     NUMPY_OWN,
     PACKED,
     Library,
+    exchanges,
     import_from_host,
     import_producer,
     native_dtypes,
@@ -155,6 +156,17 @@ def _check(tensor: Tensor, device: Device) -> None:
         )
 
 
+def _look(x: Any) -> tuple[str, int, str, tuple[int, ...], int]:
+    places = x.devices()
+    if len(places) != 1:
+        return f"{len(places)} devices", 0, x.dtype.name, x.shape, x.nbytes
+    (place,) = places
+    on_host = place.platform == "cpu"
+    address = x.unsafe_buffer_pointer() if on_host else 0  # elsewhere it would wait for the work
+    device = "cpu" if on_host else f"{place.platform}:{place.id}"
+    return device, address, x.dtype.name, x.shape, x.nbytes
+
+
 # jax never writes into memory that it was given, donated or not.
 LIBRARY = Library(
     "jax",
@@ -175,4 +187,12 @@ LIBRARY = Library(
     any_order=True,
     alignment=64,
     device_types=frozenset({DLDeviceType.kDLCPU, DLDeviceType.kDLCUDA, DLDeviceType.kDLROCM}),
+    exchanges=(
+        *exchanges("jax.Array", "numpy.asarray numpy.array numpy.from_dlpack dlpack.from_dlpack"),
+        *exchanges("jax.Array", "device_put", "moved"),
+        *exchanges("numpy.ndarray", "device_get"),
+        *exchanges("list", "jax._src.array:ArrayImpl.tolist", "copied"),
+        *exchanges("number", "jax._src.array:ArrayImpl.item", "copied"),
+    ),
+    look=_look,
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dlbridge import Tensor
+from dlbridge.abi import address_of
 from dlbridge.errors import ExchangeError
-from dlbridge.extending import HOST_ONLY, Library, import_array, native_dtypes, numpy_type
+from dlbridge.extending import HOST_ONLY, Library, exchanges, import_array, native_dtypes, numpy_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +29,14 @@ def _itself(x: Any) -> Any:
     return x
 
 
+def _look(x: Any) -> tuple[str, int, str, tuple[int, ...], int]:
+    dtype = x.dtype
+    return "cpu", address_of(x), _text_of(dtype), x.shape, x.nbytes
+
+
+_text_of = lru_cache(maxsize=64)(str)
+"""The name of a dtype, which numpy makes anew each time, in a microsecond."""
+
 LIBRARY = Library(
     "numpy",
     ("numpy.ndarray",),
@@ -40,4 +50,10 @@ LIBRARY = Library(
     takes_padding=True,
     keeps_types=True,
     device_types=HOST_ONLY,
+    exchanges=(
+        *exchanges("numpy.ndarray", "asarray asanyarray ascontiguousarray from_dlpack"),
+        *exchanges("numpy.ndarray", "array stack concatenate vstack hstack", "copied"),
+        *exchanges("list", "ndarray.tolist", "copied"),
+    ),
+    look=_look,
 )

@@ -16,6 +16,7 @@ from dlbridge.extending import (
     LOADED,
     NUMPY_OWN,
     Library,
+    exchanges,
     import_producer,
     native_dtypes,
     origin_of,
@@ -328,6 +329,16 @@ def _check(_tensor: Tensor, device: Device) -> None:
         )
 
 
+def _look(x: Any) -> tuple[str, int, str, tuple[int, ...], int]:
+    device = "cpu" if x.is_cpu else str(x.device)
+    return device, x.data_ptr(), _name_of(x.dtype), x.shape, x.nbytes
+
+
+@lru_cache(maxsize=64)
+def _name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 # torch 2.13 aborts the process on negative strides.
 _ANY = Library(
     "torch",
@@ -353,4 +364,14 @@ LIBRARY = _ANY._replace(
     on_host=attrgetter("is_cpu"),
     as_numpy=_as_numpy,
     of_numpy=_of_numpy,
+    exchanges=(
+        *exchanges("torch.Tensor", "from_numpy from_dlpack utils.dlpack.from_dlpack", "shared"),
+        *exchanges("torch.Tensor", "as_tensor asarray Tensor"),
+        *exchanges("torch.Tensor", "tensor", "copied"),
+        *exchanges("torch.Tensor", "Tensor.cpu Tensor.cuda Tensor.to", "moved"),
+        *exchanges("numpy.ndarray", "Tensor.numpy", "shared"),
+        *exchanges("list", "Tensor.tolist", "copied"),
+        *exchanges("number", "Tensor.item", "copied"),
+    ),
+    look=_look,
 )

@@ -10,6 +10,7 @@ from dlbridge.extending import (
     ALL_HOST,
     MAX_NBYTES,
     Library,
+    exchanges,
     import_from_host,
     import_producer,
     native_dtypes,
@@ -55,4 +56,5 @@ LIBRARY = Library(
     new_structs=True,
     keeps_types=True,
     host_types=ALL_HOST,
+    exchanges=exchanges("tvm_ffi.Tensor", "from_dlpack", "shared"),
 )

@@ -26,6 +26,67 @@ FLOAT8 = frozenset(
 )
 
 
+@for_guests
+class Exchange(NamedTuple):
+    """A function by which arrays come into a library or out of it, for `dlbridge.watch`.
+
+    Attributes
+    ----------
+    name : str
+        Where it is, below the module of the library, ``"from_numpy"`` or ``"Tensor.numpy"``, or in
+        another module, ``"mylib.arrays:Array.numpy"``. It is looked up, never imported. What is
+        not there, in another version for example, is left out.
+    makes : str
+        What it returns, in the words of the table: ``"torch.Tensor"``, ``"list"``.
+    result : str
+        What it does with one argument, if that does not depend on the array: ``"shared"`` or
+        ``"copied"``. ``"moved"``: it returns an array of its own library, perhaps on another
+        device. Empty: the addresses of the argument and of the result tell.
+    argument : str
+        The name of the parameter that is the array, of a Python function; empty: the first one.
+
+    Examples
+    --------
+    >>> from dlbridge.libraries import Exchange
+    >>> Exchange("Array.to_numpy", "numpy.ndarray", "shared").argument
+    ''
+    """
+
+    name: str
+    makes: str
+    result: Literal["", "shared", "copied", "moved"] = ""
+    argument: str = ""
+
+
+@for_guests
+def exchanges(
+    makes: str, names: str, result: Literal["", "shared", "copied", "moved"] = ""
+) -> tuple[Exchange, ...]:
+    """Return an `Exchange` for each of several functions that make the same.
+
+    Parameters
+    ----------
+    makes : str
+        What they return.
+    names : str
+        Where they are, with spaces between them.
+    result : str
+        What they do with one argument.
+
+    Returns
+    -------
+    tuple of Exchange
+        In the order of *names*.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import exchanges
+    >>> [each.name for each in exchanges("mylib.Array", "array asarray")]
+    ['array', 'asarray']
+    """
+    return tuple(Exchange(name, makes, result) for name in names.split())
+
+
 @public
 class Library(NamedTuple):
     """The facts about a library's arrays that dlbridge must know. The defaults are the safest.
@@ -107,6 +168,12 @@ class Library(NamedTuple):
     host_types : frozenset of int
         The DLDeviceTypes of host memory that it accepts; memory of the others is
         exported as kDLCPU.
+    exchanges : tuple of Exchange
+        The functions by which arrays come in and out, which `dlbridge.watch` looks for.
+    look : callable or None
+        Gets an array; returns its device as text, the address of its first element (0 where it has
+        none, or none of the host's), its dtype as text, its shape and its number of bytes, and
+        keeps, copies and waits for nothing. None: `dlbridge.asarray` of it is asked.
 
     Examples
     --------
@@ -146,6 +213,8 @@ class Library(NamedTuple):
     alignment: int = 1
     device_types: frozenset[int] | None = None
     host_types: frozenset[int] = HOST_ONLY
+    exchanges: tuple[Exchange, ...] = ()
+    look: Callable[[Any], tuple[str, int, str, tuple[int, ...], int]] | None = None
 
 
 @for_guests

@@ -82,6 +82,53 @@ def find_description(name: str) -> Library | None:
 
 
 @for_guests
+def loaded_libraries() -> dict[str, Library]:
+    """Return the descriptions of the libraries that this process has imported.
+
+    Returns
+    -------
+    dict
+        The name of a library's module -> its `Library`. A module that is being imported just now,
+        perhaps by another thread, is among them.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import loaded_libraries
+    >>> "numpy" in loaded_libraries()
+    True
+    """
+    found = {}
+    for name in {*known_libraries(), *_entry_points()}:
+        if name in sys.modules and (library := find_description(name) or _of_others(name)):
+            found[name] = library
+    return found
+
+
+@for_guests
+def library_of_array(cls: type) -> Library | None:
+    """Return the description of the library whose arrays are of a class.
+
+    Parameters
+    ----------
+    cls : type
+        Any class.
+
+    Returns
+    -------
+    Library or None
+        None if no description says that *cls*, or a class above it, is one of arrays.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import library_of_array
+    >>> library_of_array(np.ndarray).name, library_of_array(np.dtype)
+    ('numpy', None)
+    """
+    library = library_of(cls)
+    return library if library is not None and is_array_of(library, cls) else None
+
+
+@for_guests
 def library_of(kind: type) -> Library | None:
     """Return the description of the library whose arrays are of a class, or of a class under it.
 

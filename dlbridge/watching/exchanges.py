@@ -1,0 +1,172 @@
+"""What an exchange did: what is noted before the call, and the verdict behind it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from time import perf_counter
+from types import BuiltinMethodType, MethodType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlbridge.errors import ExchangeError
+from dlbridge.extending import unless_handler
+
+from .arrays import Callables, facts_of, text_of
+from .table import HOST, short
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from .arrays import Facts, Known
+    from .places import Place
+    from .table import Ledger
+
+
+class Begun(NamedTuple):
+    """An exchange that has begun; no array is kept."""
+
+    place: Place
+    known: Known
+    source: Facts
+    is_known: bool
+    """Whether the description says what becomes of this array, so that nobody need look."""
+    at: float
+
+
+UNSEEN: Any = object()
+"""The result of an exchange that is not seen."""
+
+
+class Watcher:
+    """The tables that are filled, and what both ways of watching have in common."""
+
+    def __init__(self) -> None:
+        self.tables: tuple[Ledger, ...] = ()
+        self.callables = Callables()
+
+    def begun(self, place: Place, known: Known, x: Any) -> Begun | None:
+        """The exchange that a call with the array *x* begins; None if it is none."""
+        source = facts_of(x)
+        if source is None or source[1] == known.prefix:
+            return None  # also a library's copy of its own array
+        is_known = known.is_fixed and place.arguments == known.arguments and source[3] != 0
+        return Begun(place, known, source, is_known, perf_counter())
+
+    def ended(
+        self, begun: Begun, result: Any, frame: FrameType | None = None, at: float = 0.0
+    ) -> ExchangeError | None:
+        """Enter the exchange; the error to be raised if a table forbids it.
+
+        *frame* is that of the Python function that returns *result*, *at* when it returned.
+        """
+        seconds = (at or perf_counter()) - begun[4]
+        place, known, source, is_known, _ = begun
+        exchange = known[0]
+        note, nbytes = "", 0
+        verdict: str
+        if result is UNSEEN:
+            if is_known or exchange.makes in ("list", "number"):
+                verdict = exchange.result
+            elif exchange.result == "moved":
+                return None  # not seen: most stay where they are
+            else:
+                verdict = "not seen"
+            target, device = exchange.makes, "cpu"
+            if verdict == "copied":
+                nbytes = source[6]
+        else:
+            made = facts_of(result)
+            if made is None:
+                return self.ended(begun, UNSEEN, frame, at) if exchange.result != "moved" else None
+            if made[1] == source[1] and made[2] == source[2]:
+                return None
+            target, device = text_of(made), made[2]
+            verdict = _verdict(begun, made)
+            if frame is not None and known.library == "dlbridge" and verdict != "shared":
+                verdict, note = _planned(frame, verdict)
+            if verdict in ("copied", "moved"):
+                nbytes = made[6]
+        if not note and source[2] not in HOST and device in HOST:
+            note = "waits for the device"
+        forbidden = ""
+        for table in self.tables:
+            what = table.add(place, source, target, verdict, nbytes, seconds, note)
+            forbidden = forbidden or what
+        if not forbidden:
+            return None
+        name = exchange.name.rpartition(":")[2]
+        return ExchangeError(
+            f"{short(place.filename)}:{place.line}, in {place.function}: {name} of "
+            f"{text_of(source)}, {source[4]} {tuple(source[5])}, is a {forbidden} ({nbytes} bytes "
+            f"{verdict} to {target}), which watch(fail_on=...) forbids; share the memory "
+            "(dlbridge.explain says what hinders it), or do this outside of the watch"
+        )
+
+    def known(self, callee: Any) -> tuple[Known | None, Any]:
+        """What is known of *callee*; its object, if it is bound to one."""
+        table = self.callables.table
+        try:
+            found = table.get(callee)
+        except unless_handler(Exception):  # it has no hash
+            return None, UNSEEN
+        if found is not None:
+            return found, UNSEEN
+        if isinstance(callee, MethodType):
+            return table.get(callee.__func__), callee.__self__
+        if isinstance(callee, BuiltinMethodType):
+            owner = callee.__self__
+            return table.get(getattr(type(owner), callee.__name__, None)), owner
+        return None, UNSEEN
+
+    def failed(self, exc: Exception) -> None:
+        """Note an exception of ours, which the program must not get."""
+        for table in self.tables:
+            table.remark(f"an exchange could not be read: {type(exc).__name__}: {exc}")
+
+
+def _verdict(begun: Begun, made: Facts) -> str:
+    start, there, nbytes = begun.source[3], made[3], begun.source[6]
+    if not made[6] or (start and there and start <= there < start + nbytes):
+        return "shared"
+    if made[2] != begun.source[2]:
+        return "moved"
+    if start and not there:  # it does not say where it is
+        return begun.known.exchange.result if begun.is_known else "not seen"
+    return "copied"
+
+
+def _planned(frame: FrameType, verdict: str) -> tuple[str, str]:
+    """The verdict and the reason of dlbridge's own plan, for its function that runs in *frame*."""
+    import dlbridge as bridge
+
+    given = frame.f_locals
+    if "x" not in given or "device" not in given:
+        return verdict, ""
+    x, device = given["x"], given["device"]
+    try:
+        device = bridge.device_of(x) if device is None else device
+        plan = bridge.plan(x, device, like=given.get("like"), copy=given.get("copy"))
+    except unless_handler(Exception):
+        return verdict, ""
+    steps = [step for step in plan.steps if step.nbytes] or plan.steps[-1:]
+    if not plan.nbytes:
+        verdict = "shared"
+    return verdict, "; ".join(step.reason for step in steps)
+
+
+def variable(frame: Any, name: str) -> Any:
+    """The variable *name* of *frame*; nothing else of the frame is kept."""
+    names = frame.f_locals
+    value = names.get(name, UNSEEN)
+    if value is UNSEEN:
+        value = frame.f_globals.get(name, UNSEEN)
+    # CPython 3.12 copies the variables of a function into a dictionary that its frame keeps, with
+    # all arrays in it. (3.11 does so at each event of sys.setprofile, and reads it back.)
+    if sys.version_info[:2] == (3, 12) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        if sys.getrefcount(names) <= _ONLY_OURS:
+            names.clear()
+    return value
+
+
+_ONLY_OURS = 3
+"""The references to such a dictionary that nobody has asked for: the frame's and two of ours."""

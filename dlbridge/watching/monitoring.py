@@ -1,0 +1,298 @@
+"""The watcher of CPython 3.12 and later: events of ``sys.monitoring``, and nothing is patched."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from types import (
+    BuiltinFunctionType,
+    BuiltinMethodType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from dlbridge.errors import Error
+from dlbridge.extending import unless_handler
+
+from .arrays import is_installed
+from .exchanges import UNSEEN, Begun, Watcher, variable
+from .places import Place, places_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType
+
+    from dlbridge.errors import ExchangeError
+
+    from .arrays import Known
+
+MONITORING: Any = sys.__dict__.get("monitoring")
+"""``sys.monitoring``, which type checkers for CPython 3.11 do not know."""
+
+_TOOLS = (4, 3, 5, 2)
+"""The ids that are tried: two that nobody has, then those of optimizers and profilers."""
+
+_BOUND = (MethodType, BuiltinMethodType)
+
+_MOST_BEGUN = 10_000
+"""Exchanges that have begun and not ended: more are those whose calls have raised."""
+
+
+class _Code:
+    """What is known of a code object of the program, as long as that lives."""
+
+    __slots__ = ("calls", "code", "events", "off", "places", "targets")
+
+    def __init__(self, code: CodeType, forget: Callable[[Any], object]) -> None:
+        self.code = ref(code, forget)
+        self.calls = places_of(code)
+        self.places: dict[int, Place] = {}  # the calls that are watched
+        self.targets: set[int] = set()  # the offsets behind exchanges
+        self.off: set[int] = set()  # the offsets whose events were disabled
+        self.events = 0
+
+
+class Monitor(Watcher):
+    """Sees calls of C and of Python, by callable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._codes: dict[int, _Code] = {}
+        self._begun: dict[int, Begun] = {}
+        self._called: dict[int, tuple[Place, Known]] = {}
+        self._names: set[str] = set()
+        self._functions: dict[CodeType, int] = {}  # of the described functions in Python
+        self._tool = -1
+
+    def start(self) -> None:
+        """Take a tool id, and ask for the events."""
+        for tool in _TOOLS:
+            if MONITORING.get_tool(tool) is None:
+                MONITORING.use_tool_id(tool, "dlbridge.watch")
+                self._tool = tool
+                break
+        else:
+            names = ", ".join(f"{tool}: {MONITORING.get_tool(tool)}" for tool in sorted(_TOOLS))
+            raise Error(
+                f"dlbridge.watch needs a tool id of sys.monitoring, and others have them ({names});"
+                " end one of these tools first"
+            )
+        self._refresh()
+        for event, function in self._callbacks().items():
+            MONITORING.register_callback(tool, event, function)
+        MONITORING.set_events(tool, MONITORING.events.CALL)
+        MONITORING.restart_events()  # what an earlier watch with this id has disabled
+
+    def stop(self) -> str:
+        """Give the tool id back; there is nothing to be said."""
+        tool, self._tool = self._tool, -1
+        MONITORING.set_events(tool, 0)
+        codes = [each.code() for each in self._codes.copy().values() if each.events]
+        for code in (*codes, *self._functions):
+            if code is not None:
+                MONITORING.set_local_events(tool, code, 0)
+        for event in self._callbacks():
+            MONITORING.register_callback(tool, event, None)
+        MONITORING.free_tool_id(tool)
+        return ""
+
+    def _callbacks(self) -> dict[int, Callable[..., Any]]:
+        events = MONITORING.events
+        return {
+            events.CALL: self._call_event(),
+            events.C_RAISE: self._on_raise,
+            events.INSTRUCTION: self._on_instruction,
+            events.PY_START: self._on_start,
+            events.PY_RETURN: self._on_return,
+            events.PY_YIELD: self._on_return,
+        }
+
+    # Described functions -----------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Find the callables of what was imported, and ask for the results of those in Python."""
+        self.callables.refresh(self._prepare)
+
+    def _prepare(self, new: list[Known]) -> None:
+        events = MONITORING.events
+        for known in new:
+            self._names.add(known.exchange.name.rpartition(".")[2].rpartition(":")[2])
+            if known.code is not None:
+                start = events.PY_START if known.exchange.argument else 0
+                self._functions[known.code] = self._functions.get(known.code, 0) | start
+        for code, start in self._functions.items():
+            MONITORING.set_local_events(self._tool, code, events.PY_RETURN | start)
+
+    # Events ------------------------------------------------------------------------------
+
+    def _call_event(self) -> Callable[[CodeType, int, Any, Any], Any]:
+        """The function that CPython calls before each call that is not disabled."""
+        codes, disable = self._codes, MONITORING.DISABLE
+        known_of, table = self.known, self.callables.table
+
+        def on_call(code: CodeType, offset: int, callee: Any, arg0: Any) -> Any:
+            error = None
+            try:
+                own = codes.get(id(code))
+                place = None if own is None else own.places.get(offset)
+                if place is None:
+                    place = self._first(code, offset, callee)
+                    if place is None:
+                        return disable
+                if place.awaited:
+                    error = self._awaited(place, offset, id(sys._getframe(1)), arg0)
+                try:
+                    known = table.get(callee)
+                except unless_handler(Exception):  # it has no hash
+                    return None
+                if known is None:
+                    if type(callee) not in _BOUND or type(callee.__self__) is ModuleType:
+                        return None
+                    known, owner = known_of(callee)
+                    arg0 = arg0 if owner is UNSEEN else owner
+                if known is not None and error is None:
+                    self._begin(place, known, code, arg0, id(sys._getframe(1)))
+            except unless_handler(Exception) as exc:
+                self.failed(exc)
+            if error is not None:
+                raise error
+            return None
+
+        return on_call
+
+    def _first(self, code: CodeType, offset: int, callee: Any) -> Place | None:
+        """The place of a call that is seen for the first time; None if it is watched no more."""
+        if self.callables.is_own(code.co_filename):
+            return None
+        self._refresh()
+        known, _ = self.known(callee)
+        own = self._codes.get(id(code))
+        if own is None:
+            if known is None and is_installed(code.co_filename):
+                return None  # a package's: callees that change are looked for in the program only
+            forget = partial(self._codes.pop, id(code))
+            own = self._codes.setdefault(id(code), _Code(code, forget))
+        place = own.calls.get(offset)
+        if place is None:
+            place = own.calls[offset] = Place(code, None)
+        if known is None and not place.awaited and self._is_fixed(place, callee):
+            own.off.add(offset)
+            return None
+        own.places[offset] = place
+        if place.how == "call" and place.after in own.calls:
+            own.calls[place.after].awaited = True
+            if place.after in own.off:
+                own.off.discard(place.after)
+                MONITORING.restart_events()
+        return place
+
+    def _is_fixed(self, place: Place, callee: Any) -> bool:
+        """Whether the call will never call an exchange, as its callee of no interest shows."""
+        if not place.callee.startswith("attribute "):
+            return bool(place.callee)
+        name = place.callee.rpartition(" ")[2]
+        if name in self._names:
+            return False
+        if isinstance(callee, (FunctionType, BuiltinFunctionType, MethodDescriptorType, type)):
+            return name == callee.__name__  # `self.function(x)` may be another one next time
+        return True
+
+    def _begin(self, place: Place, known: Known, code: CodeType, arg0: Any, frame: int) -> None:
+        if known.exchange.argument:
+            self._called[frame] = place, known
+            return
+        begun = self.begun(place, known, arg0)
+        if begun is None:
+            return
+        if known.code is None:
+            self._follow(place, code)
+        if len(self._begun) > _MOST_BEGUN:
+            self._begun.clear()
+        self._begun[frame] = begun
+
+    def _follow(self, place: Place, code: CodeType) -> None:
+        """Ask for the event behind a call of C."""
+        own = self._codes[id(code)]
+        events = MONITORING.events
+        if place.how == "return":
+            wanted = own.events | events.PY_RETURN | events.PY_YIELD
+        else:
+            wanted = own.events | events.INSTRUCTION
+            own.targets.add(place.after)
+            if place.after in own.off:
+                own.off.discard(place.after)
+                MONITORING.restart_events()
+        if wanted != own.events:
+            own.events = wanted
+            MONITORING.set_local_events(self._tool, code, wanted)
+
+    def _awaited(self, place: Place, offset: int, frame: int, arg0: Any) -> ExchangeError | None:
+        begun = self._begun.get(frame)
+        if begun is None or begun.place.after != offset or begun.place.code != place.code:
+            return None
+        del self._begun[frame]
+        return self.ended(begun, arg0)
+
+    def _on_instruction(self, code: CodeType, offset: int) -> Any:
+        error = None
+        try:
+            own = self._codes.get(id(code))
+            if own is None:
+                return MONITORING.DISABLE
+            if offset not in own.targets:
+                own.off.add(offset)
+                return MONITORING.DISABLE
+            frame = sys._getframe(1)
+            begun = self._begun.get(id(frame))
+            if begun is None or begun.place.after != offset or begun.place.code != id(code):
+                return None
+            place = begun.place
+            if place.how == "call":
+                return None
+            del self._begun[id(frame)]
+            seen = place.how == "store" and not (begun.is_known)
+            error = self.ended(begun, variable(frame, place.name) if seen else UNSEEN)
+        except unless_handler(Exception) as exc:
+            self.failed(exc)
+        if error is not None:
+            raise error
+        return None
+
+    def _on_start(self, code: CodeType, _offset: int) -> None:
+        """A described function begins whose array is not its first argument."""
+        try:
+            frame = sys._getframe(1)
+            called = self._called.pop(id(frame.f_back), None)
+            if called is not None and called[1].code is code:
+                place, known = called
+                begun = self.begun(place, known, variable(frame, known.exchange.argument))
+                if begun is not None:
+                    self._begun[id(frame.f_back)] = begun
+        except unless_handler(Exception) as exc:
+            self.failed(exc)
+
+    def _on_return(self, code: CodeType, offset: int, result: Any) -> None:
+        error = None
+        try:
+            frame = sys._getframe(1)
+            key = id(frame.f_back)
+            by: FrameType | None = frame
+            begun = self._begun.get(key)
+            if begun is None or begun.known.code is not code:
+                key, by = id(frame), None
+                begun = self._begun.get(key)
+                if begun is None or not begun.place.is_returned(code, offset):
+                    return
+            del self._begun[key]
+            error = self.ended(begun, result, by)
+        except unless_handler(Exception) as exc:
+            self.failed(exc)
+        if error is not None:
+            raise error
+
+    def _on_raise(self, _code: CodeType, _offset: int, _callee: Any, _arg0: Any) -> None:
+        self._begun.pop(id(sys._getframe(1)), None)

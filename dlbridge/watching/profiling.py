@@ -1,0 +1,173 @@
+"""The watcher of CPython 3.11, which has no ``sys.monitoring``: ``sys.setprofile``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from time import perf_counter
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.errors import Error
+from dlbridge.extending import unless_handler
+
+from .exchanges import UNSEEN, Begun, Watcher, variable
+from .places import Place, places_of
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+    from dlbridge.errors import ExchangeError
+
+    from .arrays import Known
+
+_MOST_CODES = 10_000
+
+
+class Profiler(Watcher):
+    """Sees calls of functions that CPython itself made, and of Python's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: dict[CodeType, dict[int, Place]] = {}
+        self._begun: dict[int, Begun] = {}
+        self._called: dict[int, tuple[Begun, int]] = {}
+        self._returned: dict[int, tuple[Begun, float]] = {}
+        self._functions: dict[int, Known] = {}
+        self._users: set[int] = set()
+
+    def start(self) -> None:
+        """Be the profile function of this thread and of those that start later."""
+        other = sys.getprofile()
+        if other is not None:
+            raise Error(
+                f"dlbridge.watch needs sys.setprofile on this CPython, and {other!r} has it; end "
+                "that first, or use CPython 3.12 or later"
+            )
+        self._refresh()
+        self._function = self._on_event  # one object, to be recognised
+        threading.setprofile(self._function)
+        sys.setprofile(self._function)
+
+    def stop(self) -> str:
+        """Be it no more; what is to be said if another one has come."""
+        if threading.getprofile() is self._function:
+            threading.setprofile(None)
+        other = sys.getprofile()
+        if other is self._function:
+            sys.setprofile(None)
+            return ""
+        return (
+            f"the program has called sys.setprofile ({other!r} is the profile function now): what "
+            "came after that in its thread is missing"
+        )
+
+    def _on_event(self, frame: FrameType, event: str, arg: Any) -> None:
+        error = None
+        try:
+            if not self.tables:
+                sys.setprofile(None)  # of a thread that has outlived the watch
+                return
+            if self._returned:
+                here = frame.f_back if event == "call" else frame
+                if here is not None and id(here) in self._returned:
+                    error = self._read(here, event, arg)
+            if error is None:
+                error = self._event(frame, event, arg)
+        except unless_handler(Exception) as exc:
+            self.failed(exc)
+        if error is not None:
+            raise error
+
+    def _event(self, frame: FrameType, event: str, arg: Any) -> ExchangeError | None:
+        if event == "c_call":
+            if not self.callables.is_own(frame.f_code.co_filename):
+                return self._c_call(frame, arg)
+        elif event == "call":
+            self._call(frame)
+        elif event == "return":
+            called = self._called.pop(id(frame), None)
+            if called is not None:
+                self._users.discard(called[1])
+                if arg is not None:
+                    return self.ended(called[0], arg, frame)
+        elif event == "c_return":
+            begun = self._begun.pop(id(frame), None)
+            if begun is not None:
+                return self._c_return(frame, begun)
+        else:
+            self._begun.pop(id(frame), None)
+        return None
+
+    def _refresh(self) -> None:
+        self.callables.refresh(self._prepare)
+
+    def _prepare(self, new: list[Known]) -> None:
+        self._functions.update({id(known.inner): known for known in new if known.inner})
+
+    def _place(self, frame: FrameType) -> Place:
+        code = frame.f_code
+        places = self._places.get(code)
+        if places is None:
+            if len(self._places) > _MOST_CODES:
+                self._places.clear()
+            places = self._places.setdefault(code, places_of(code))
+        place = places.get(frame.f_lasti)
+        return place or places.setdefault(frame.f_lasti, Place(code, frame.f_lineno))
+
+    def _c_call(self, frame: FrameType, callee: Any) -> ExchangeError | None:
+        self._refresh()
+        known, x = self.known(callee)
+        if known is None:
+            return None
+        place = self._place(frame)
+        if x is UNSEEN and not isinstance(callee.__self__, (ModuleType, type(None))):
+            x = callee.__self__
+        if x is UNSEEN and place.argument:
+            x = variable(frame, place.argument)
+        begun = None if x is UNSEEN else self.begun(place, known, x)
+        if begun is not None:
+            self._begun[id(frame)] = begun
+        return None
+
+    def _c_return(self, frame: FrameType, begun: Begun) -> ExchangeError | None:
+        place = begun.place
+        if place.how == "lost" or begun.is_known:
+            return self.ended(begun, UNSEEN)
+        self._returned[id(frame)] = begun, perf_counter()
+        return None
+
+    def _read(self, frame: FrameType, event: str, arg: Any) -> ExchangeError | None:
+        """Enter the exchange that was made before in *frame*: this is its next event there."""
+        begun, at = self._returned.pop(id(frame))
+        place, last, result = begun.place, frame.f_lasti, UNSEEN
+        if place.how == "store":
+            if place.until == -1 or place.after <= last < (place.until or last + 1):
+                result = variable(frame, place.name)
+        elif last == place.after:
+            if place.how == "return" and event == "return" and arg is not None:
+                result = arg
+            elif place.how == "call" and event == "c_call":
+                owner = getattr(arg, "__self__", None)
+                result = UNSEEN if isinstance(owner, (ModuleType, type(None))) else owner
+        return self.ended(begun, result, at=at)
+
+    def _call(self, frame: FrameType) -> None:
+        user: FrameType | None = frame.f_back
+        if user is None:
+            return
+        grown = len(sys.modules) != self.callables.modules
+        if grown and not self.callables.is_own(user.f_code.co_filename):
+            self._refresh()
+        known = self._functions.get(id(frame.f_code))
+        if known is None:
+            return
+        while user is not None and self.callables.is_own(user.f_code.co_filename):
+            user = user.f_back
+        if user is None or id(user) in self._users:
+            return  # the outermost exchange counts
+        name = known.exchange.argument or frame.f_code.co_varnames[0]
+        begun = self.begun(self._place(user), known, variable(frame, name))
+        if begun is not None:
+            self._users.add(id(user))
+            self._called[id(frame)] = begun, id(user)

@@ -1,0 +1,362 @@
+"""The table of exchanges: its rows, what is added to them, and how it is shown."""
+
+from __future__ import annotations
+
+import os
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlbridge.extending import public_in
+from dlbridge.kit.resources import shared_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Self
+
+    from .arrays import Facts
+    from .places import Place
+
+
+@public_in("dlbridge")
+class ExchangeRow(NamedTuple):
+    """All exchanges of one kind that one line of a program has made.
+
+    Attributes
+    ----------
+    file, line, function : str, int, str
+        Where they were made.
+    source, target : str
+        The classes, each with its device unless that is the CPU: ``"torch.Tensor cuda:0"``.
+    dtype : str
+        The type of the elements, as the source calls it.
+    shape : tuple of int or None
+        The extents; None for one that was not always the same.
+    result : str
+        ``"shared"``, ``"copied"``, ``"moved"`` (to another device), or ``"not seen"``, where the
+        result went into an expression that does not show whether it was shared.
+    nbytes : int
+        The bytes that all of them have copied or moved.
+    calls : int
+        How many there were.
+    seconds : float
+        How long they took, all together.
+    note : str
+        What is to be said of them: the reason of dlbridge's own plan, or that the host waits for
+        a device.
+
+    Examples
+    --------
+    >>> with bridge.watch() as exchanges:
+    ...     t = bridge.asarray(np.zeros(3))
+    >>> [row.target for row in exchanges.rows]
+    ['dlbridge.Tensor']
+    """
+
+    file: str
+    line: int
+    function: str
+    source: str
+    target: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    result: str
+    nbytes: int
+    calls: int
+    seconds: float
+    note: str
+
+
+class _Sum:
+    __slots__ = ("calls", "nbytes", "note", "seconds", "shape")
+
+    def __init__(self, shape: tuple[int | None, ...], note: str) -> None:
+        self.shape, self.note = shape, note
+        self.calls = self.nbytes = 0
+        self.seconds = 0.0
+
+
+HOST = ("cpu", "cuda_host", "cuda_managed", "rocm_host")
+
+
+class Ledger:
+    """What the watchers have seen, for one table."""
+
+    def __init__(self, threads: str, fail_on: tuple[str, ...]) -> None:
+        self._thread = get_ident() if threads == "this" else None
+        self._fail_on = fail_on
+        self._sums: dict[tuple[Any, ...], _Sum] = {}
+        self._lock = shared_lock()
+        self._notes: dict[str, int] = {}
+
+    def add(
+        self,
+        place: Place,
+        source: Facts,
+        target: str,
+        result: str,
+        nbytes: int,
+        seconds: float,
+        note: str,
+    ) -> str:
+        """Add an exchange; what `fail_on` forbids of it, empty if it is allowed."""
+        if self._thread is not None and self._thread != get_ident():
+            return ""
+        kind, _, device, _, dtype, shape, _ = source
+        key = place, kind, device, target, dtype, result, len(shape)
+        with self._lock:
+            row = self._sums.get(key)
+            if row is None:
+                row = self._sums[key] = _Sum(shape, note)
+            elif row.shape != shape:
+                row.shape = _common(row.shape, shape)
+            row.calls += 1
+            row.nbytes += nbytes
+            row.seconds += seconds
+        if not self._fail_on or not nbytes or result not in ("copied", "moved"):
+            return ""
+        words = ["copy", "move" if result == "moved" else ""]
+        if result == "copied" and device.startswith(HOST):
+            words.append("host copy")
+        return next((word for word in self._fail_on if word in words), "")
+
+    def remark(self, text: str) -> None:
+        """Count *text*, for the foot of the table."""
+        with self._lock:
+            self._notes[text] = self._notes.get(text, 0) + 1
+
+    def rows(self) -> list[ExchangeRow]:
+        """The rows; those that took longest first."""
+        merged: dict[tuple[Any, ...], ExchangeRow] = {}
+        with self._lock:
+            sums: list[tuple[Any, tuple[Any, ...]]] = [
+                (key, (row.shape, row.nbytes, row.calls, row.seconds, row.note))
+                for key, row in self._sums.items()
+            ]
+        for (place, kind, device, target, dtype, result, ndim), (shape, *rest) in sums:
+            source = kind if device == "cpu" else f"{kind} {device}"
+            where = place.filename, place.line, place.function
+            row = ExchangeRow(*where, source, target, dtype, shape, result, *rest)
+            key = *where, source, target, dtype, result, ndim
+            other = merged.get(key)
+            merged[key] = row if other is None else _both(other, row)
+        found = merged.values()
+        return sorted(found, key=lambda row: (-row.seconds, row.file, row.line))
+
+    def notes(self) -> list[str]:
+        """What was noted, for the foot of the table."""
+        with self._lock:
+            notes = self._notes.copy()
+        return [text if count == 1 else f"{text} ({count} times)" for text, count in notes.items()]
+
+
+@public_in("dlbridge")
+class Exchanges:
+    """The exchanges of arrays that were made while `watch` watched; ``print`` shows them.
+
+    It keeps no array: texts and numbers only, one row for each line and kind.
+
+    Attributes
+    ----------
+    rows : list of ExchangeRow
+        Those that took longest first.
+    copies, moves : int
+        How many exchanges have copied elements on one device, and moved them to another one.
+    nbytes : int
+        The bytes of both.
+
+    Examples
+    --------
+    >>> with bridge.watch() as exchanges:
+    ...     t = bridge.asarray(np.zeros(3))
+    >>> exchanges.copies, exchanges.nbytes
+    (0, 0)
+    """
+
+    def __init__(
+        self, ledger: Ledger, begin: Callable[[Ledger], object], end: Callable[[Ledger], object]
+    ) -> None:
+        self._ledger, self._begin, self._end = ledger, begin, end
+
+    def __enter__(self) -> Self:
+        self._begin(self._ledger)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._end(self._ledger)
+
+    @property
+    def rows(self) -> list[ExchangeRow]:
+        """The rows; those that took longest first."""
+        return self._ledger.rows()
+
+    def __iter__(self) -> Iterator[ExchangeRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def copies(self) -> int:
+        """The number of exchanges that have copied elements on one device."""
+        return sum(row.calls for row in self.rows if row.result == "copied")
+
+    @property
+    def moves(self) -> int:
+        """The number of exchanges that have moved elements to another device."""
+        return sum(row.calls for row in self.rows if row.result == "moved")
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that were copied and moved."""
+        return sum(row.nbytes for row in self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the table in plain values, for JSON.
+
+        Returns
+        -------
+        dict
+            ``rows``, a list of dictionaries with the attributes of `ExchangeRow`; ``copies``,
+            ``moves`` and ``nbytes``; ``notes``, a list of what is to be said of the table.
+
+        Examples
+        --------
+        >>> with bridge.watch() as exchanges:
+        ...     t = bridge.asarray(np.zeros(3))
+        >>> exchanges.as_dict()["rows"][0]["result"]
+        'shared'
+        """
+        return {
+            "rows": [row._asdict() for row in self.rows],
+            "copies": self.copies,
+            "moves": self.moves,
+            "nbytes": self.nbytes,
+            "notes": self._foot(),
+        }
+
+    def summary(self) -> str:
+        """Return the lines that copy or move, with their sums, the most bytes first.
+
+        Returns
+        -------
+        str
+            A line of text for each line of the program.
+
+        Examples
+        --------
+        >>> with bridge.watch() as exchanges:
+        ...     t = bridge.asarray(np.zeros(3))
+        >>> exchanges.summary()
+        'nothing was copied or moved'
+        """
+        lines: dict[str, list[Any]] = {}
+        for row in self.rows:
+            if row.result in ("copied", "moved"):
+                sums = lines.setdefault(_where(row), [0, 0, 0.0])
+                sums[0] += row.nbytes
+                sums[1] += row.calls
+                sums[2] += row.seconds
+        cells: list[tuple[str, ...]] = [
+            (where, _bytes(nbytes), f"{calls} calls", _time(seconds))
+            for where, (nbytes, calls, seconds) in sorted(
+                lines.items(), key=lambda item: (-item[1][0], item[0])
+            )
+        ]
+        return _columns(cells) or "nothing was copied or moved"
+
+    def __str__(self) -> str:
+        cells = [_HEAD, *map(_cells, self.rows)]
+        return "\n".join([_columns(cells), "", *self._foot()])
+
+    def __repr__(self) -> str:
+        return f"dlbridge.Exchanges({self._foot()[0]})"
+
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows."""
+        from html import escape
+
+        lines = [("th", _HEAD), *(("td", _cells(row)) for row in self.rows)]
+        body = "".join(
+            "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+            for tag, cells in lines
+        )
+        foot = "".join(f"<p>{escape(line)}</p>" for line in self._foot())
+        return f"<table>{body}</table>{foot}"
+
+    def _foot(self) -> list[str]:
+        rows = self.rows
+        calls = sum(row.calls for row in rows)
+        first = (
+            f"{calls} exchange{'' if calls == 1 else 's'}: {self.copies} copied, {self.moves} "
+            f"moved, {_bytes(self.nbytes)} in all"
+        )
+        return [first, LIMITS, *self._ledger.notes()]
+
+
+LIMITS = (
+    "Not seen: what C code calls, and what a library does inside itself (docs: Watch exchanges)."
+)
+_HEAD = ("where", "from", "to", "what", "bytes", "calls", "time", "")
+
+
+def _both(one: ExchangeRow, other: ExchangeRow) -> ExchangeRow:
+    """One row for two calls that stand on one line."""
+    return one._replace(
+        shape=_common(one.shape, other.shape),
+        nbytes=one.nbytes + other.nbytes,
+        calls=one.calls + other.calls,
+        seconds=one.seconds + other.seconds,
+        note=one.note or other.note,
+    )
+
+
+def _common(one: tuple[int | None, ...], other: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    return tuple([mine if mine == its else None for mine, its in zip(one, other, strict=True)])
+
+
+def _cells(row: ExchangeRow) -> tuple[str, ...]:
+    extents = ["." if extent is None else str(extent) for extent in row.shape]
+    shape = f"({', '.join(extents)}{',' if len(extents) == 1 else ''})"
+    moved = row.result if not row.nbytes else f"{_bytes(row.nbytes)} {row.result}"
+    what = f"{row.dtype} {shape}".strip()
+    return (
+        *(_where(row), row.source, row.target, what, moved),
+        *(str(row.calls), _time(row.seconds), row.note),
+    )
+
+
+def _where(row: ExchangeRow) -> str:
+    return f"{short(row.file)}:{row.line}  {row.function}"
+
+
+def short(filename: str) -> str:
+    """*filename* as people read it: below the current folder, or below the installed packages."""
+    for folder in ("site-packages/", "dist-packages/"):
+        if folder in filename:
+            return filename.rpartition(folder)[2]
+    try:
+        near = os.path.relpath(filename)
+    except (OSError, ValueError):
+        return filename
+    return filename if near.startswith("..") else near
+
+
+def _bytes(count: int) -> str:
+    if count < 10_000:
+        return f"{count} B"
+    power = min((count.bit_length() - 1) // 10, 4)
+    return f"{count / 1024**power:.1f} {('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _columns(lines: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )

@@ -1,0 +1,509 @@
+"""What `watch` promises beside its verdicts: lines, limits, threads, and that it hinders nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import threading
+import tracemalloc
+import weakref
+
+import numpy as np
+import pytest
+from packages import install
+from peers import peer
+from scripts import run_script
+
+import dlbridge as bridge
+
+MONITORING = sys.version_info >= (3, 12)
+
+
+def take(x):
+    """An exchange: numpy -> dlbridge, shared."""
+    return bridge.asarray(x)
+
+
+def copied(x):
+    """An exchange that copies."""
+    return bridge.asarray(x).tolist()
+
+
+def places(exchanges):
+    return {(row.function, row.target, row.result, row.calls) for row in exchanges.rows}
+
+
+def test_rows_are_summed_by_line_and_varying_extents_are_left_open():
+    with bridge.watch() as exchanges:
+        for extent in (3, 4, 5):
+            take(np.zeros((2, extent), "float32"))
+    (row,) = exchanges.rows
+    assert (row.shape, row.calls, row.dtype, row.nbytes) == ((2, None), 3, "float32", 0)
+    assert row.line == take.__code__.co_firstlineno + 2
+    assert row.file == __file__
+    assert "float32 (2, .)" in str(exchanges)
+
+
+def test_the_table_as_text_json_and_html():
+    with bridge.watch() as exchanges:
+        copied(np.zeros(3))
+    assert json.loads(json.dumps(exchanges.as_dict()))["copies"] == 1
+    assert "test_watch.py" in exchanges.summary()
+    assert "24 B copied" in str(exchanges)
+    assert "<td>list</td>" in exchanges._repr_html_()
+    assert (exchanges.copies, exchanges.moves, exchanges.nbytes) == (1, 0, 24)
+    assert len(exchanges) == 2
+    assert {row.target for row in exchanges} == {"dlbridge.Tensor", "list"}
+
+
+def test_nothing_is_seen_before_and_after():
+    take(np.zeros(3))
+    with bridge.watch() as exchanges:
+        pass
+    take(np.zeros(3))
+    assert exchanges.rows == []
+    assert exchanges.summary() == "nothing was copied or moved"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"threads": "mine"}, "threads="), ({"fail_on": "copies"}, "host copy")]
+)
+def test_wrong_arguments(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        bridge.watch(**wrong)
+
+
+def test_fail_on_raises_at_the_line_that_copies():
+    def program():
+        take(np.zeros(3))
+        return bridge.to_device(np.zeros(3), "cpu", copy=True)
+
+    with bridge.watch(fail_on="host copy"), pytest.raises(bridge.ExchangeError) as caught:
+        program()
+    assert "in test_fail_on_raises_at_the_line_that_copies.<locals>.program" in str(caught.value)
+    assert "24 bytes copied to dlbridge.Tensor" in str(caught.value)
+    assert program.__code__ in [entry.frame.code.raw for entry in caught.traceback]
+    with bridge.watch(fail_on="move"):
+        program()
+
+
+def test_fail_on_at_a_function_of_c():
+    torch = peer("torch")
+    a = np.zeros(3)
+    with bridge.watch(fail_on=("copy",)), pytest.raises(bridge.ExchangeError, match=r"tensor of"):
+        torch.tensor(a)
+
+
+def test_our_own_moves_have_the_reason_of_their_plan(device):
+    with bridge.watch() as exchanges:
+        bridge.to_device(np.zeros(3), device)
+    (row,) = exchanges.rows
+    if row.result != "shared":  # where it is, nobody asks why
+        assert row.note == bridge.plan(np.zeros(3), device).steps[-1].reason
+
+
+# What it must not do ------------------------------------------------------------------------
+
+
+def test_no_array_is_kept():
+    torch = peer("torch")
+
+    def program():
+        a = np.zeros(1000)
+        t = torch.as_tensor(a)
+        b = np.asarray(t)
+        seen = weakref.ref(a), weakref.ref(t), weakref.ref(b)
+        del a, t, b
+        gc.collect()
+        return [each() is not None for each in seen]
+
+    with bridge.watch() as exchanges:
+        # CPython 3.11 keeps the variables of a running function for each sys.setprofile.
+        alive = program() if MONITORING else [False]
+    assert not any(alive)
+    assert len(exchanges.rows) == 2 * MONITORING
+
+
+def test_memory_does_not_grow():
+    a = np.zeros(4)
+    with bridge.watch() as exchanges:
+        for _ in range(100):
+            take(a)
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(20_000):
+                take(a)
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+    assert sum(row.calls for row in exchanges) == 20_100
+    assert grown < 20_000
+
+
+def test_exceptions_of_descriptions_do_not_reach_the_program(monkeypatch):
+    from dlbridge.watching import exchanges as module
+
+    def wrong(_x):
+        raise OSError("an exception in the table's own code")
+
+    monkeypatch.setattr(module, "facts_of", wrong)
+    with bridge.watch() as exchanges:
+        assert take(np.zeros(3)).shape == (3,)
+    assert exchanges.rows == []
+    assert "OSError: an exception in the table's own code" in str(exchanges)
+
+
+def test_exceptions_of_the_program_pass():
+    with bridge.watch() as exchanges:
+        for _ in range(3):
+            with pytest.raises(TypeError, match="is not a tensor"):
+                take(object())
+        take(np.zeros(2))
+    assert sum(row.calls for row in exchanges) == 1
+
+
+class Unhashable:
+    __hash__ = None
+
+    def __call__(self, x):
+        return take(x)
+
+
+class Lies:
+    """A callable whose hash and comparison raise."""
+
+    def __hash__(self):
+        raise RuntimeError("no hash")
+
+    def __eq__(self, other):
+        raise RuntimeError("not to be compared")
+
+    def __call__(self, x):
+        return take(x)
+
+
+@pytest.mark.parametrize("callee", [Unhashable(), Lies()])
+def test_callables_without_a_hash(callee):
+    with bridge.watch() as exchanges:
+        for function in (len, callee, np.shape):
+            function(np.zeros(3))
+    assert places(exchanges) == {("take", "dlbridge.Tensor", "shared", 1)}
+    assert "could not be read" not in str(exchanges)
+
+
+def test_one_place_that_calls_several_functions():
+    with bridge.watch() as exchanges:
+        for function in (len, bridge.asarray, np.shape, bridge.from_dlpack):
+            function(np.zeros(3))
+    (row,) = exchanges.rows
+    assert row.calls == 2
+
+
+def test_a_variable_that_calls_something_else_later():
+    """The place is not switched off at its first callee, which is of no interest."""
+
+    def apply(function, x):
+        return function(x)
+
+    with bridge.watch() as exchanges:
+        for _ in range(300):
+            apply(len, [])
+        apply(bridge.asarray, np.zeros(3))
+    (row,) = exchanges.rows
+    assert (row.calls, row.function.rpartition(".")[2]) == (1, "apply")
+
+
+# Where it is ------------------------------------------------------------------------------
+
+
+def test_generators_and_coroutines_keep_their_line():
+    def generator():
+        yield take(np.zeros(1))
+
+    async def coroutine():
+        await asyncio.sleep(0)
+        return bridge.asarray(np.zeros(1))
+
+    async def main():
+        return await asyncio.gather(coroutine(), coroutine())
+
+    with bridge.watch() as exchanges:
+        list(generator())
+        asyncio.run(main())
+    counted = {(row.function.rpartition(".")[2], row.calls) for row in exchanges}
+    assert counted == {("take", 1), ("coroutine", 2)}
+
+
+def test_threads():
+    def work():
+        for _ in range(50):
+            take(np.zeros(3))
+
+    with bridge.watch() as every, bridge.watch(threads="this") as own:
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        work()
+        for thread in threads:
+            thread.join()
+    assert (sum(row.calls for row in every), sum(row.calls for row in own)) == (450, 50)
+
+
+def test_nested_watches():
+    with bridge.watch() as outer:
+        take(np.zeros(3))
+        with bridge.watch() as inner:
+            take(np.zeros(3))
+        take(np.zeros(3))
+    assert (outer.rows[0].calls, inner.rows[0].calls) == (3, 1)
+
+
+def test_a_table_goes_on_where_it_is_entered_again():
+    exchanges = bridge.watch()
+    for _ in range(2):
+        with exchanges:
+            take(np.zeros(3))
+    assert exchanges.rows[0].calls == 2
+
+
+def test_a_library_that_is_imported_while_it_is_watched(tmp_path):
+    """Its description comes by the entry point that there is."""
+    (tmp_path / "toylib.py").write_text(
+        "class Array:\n    def __init__(self, x): self.x = x\n"
+        "    def __dlpack_device__(self): return (1, 0)\n"
+        "    def __dlpack__(self, **keywords): return self.x.__dlpack__(**keywords)\n"
+        "def wrap(x): return Array(x)\n"
+    )
+    (tmp_path / "toylib_bridge.py").write_text(
+        "from dlbridge.libraries import Exchange, Library\n"
+        'LIBRARY = Library("toylib", ("toylib.Array",), exchanges=(Exchange("wrap", "toylib.Array"),))'
+    )
+    install(tmp_path, "toylib", "[dlbridge.libraries]\ntoylib = toylib_bridge:LIBRARY")
+    run_script(
+        f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import dlbridge as bridge
+        with bridge.watch() as exchanges:
+            import numpy, toylib
+            made = toylib.wrap(numpy.zeros(3))
+        (row,) = exchanges.rows
+        assert (row.source, row.target, row.result) == ("numpy.ndarray", "toylib.Array", "shared"), row
+        """
+    )
+
+
+def test_import_dlbridge_does_not_load_it():
+    run_script(
+        """
+        import sys, dlbridge
+        assert not [name for name in sys.modules if name.startswith("dlbridge.watching")]
+        """
+    )
+
+
+# Others that watch, and ends ---------------------------------------------------------------
+
+
+PROGRAM = """
+import os, sys, threading
+import numpy as np
+import dlbridge as bridge
+
+def take(n=1):
+    for _ in range(n):
+        made = bridge.asarray(np.zeros(3))
+    return made
+"""
+
+
+def program(text, **keywords):
+    return run_script(PROGRAM + text, **keywords)
+
+
+@pytest.mark.skipif(not MONITORING, reason="sys.monitoring came with CPython 3.12")
+def test_tool_ids_of_others():
+    program(
+        """
+for tool in (3, 4):
+    sys.monitoring.use_tool_id(tool, f"other {tool}")
+with bridge.watch() as exchanges:
+    take()
+assert len(exchanges) == 1
+sys.monitoring.use_tool_id(5, "an optimizer")
+sys.monitoring.use_tool_id(2, "a profiler")
+try:
+    with bridge.watch():
+        take()
+except bridge.Error as error:
+    assert "2: a profiler, 3: other 3, 4: other 4, 5: an optimizer" in str(error), error
+else:
+    raise AssertionError
+sys.monitoring.free_tool_id(4)
+with bridge.watch() as exchanges:
+    take()
+assert len(exchanges) == 1
+assert sys.monitoring.get_tool(4) is None
+        """
+    )
+
+
+def test_programs_that_set_a_profile_function():
+    program(
+        """
+seen = []
+def profile(frame, event, arg): seen.append(event)
+with bridge.watch() as exchanges:
+    take()
+    sys.setprofile(profile)
+    take()
+    sys.setprofile(None)
+assert seen
+if sys.version_info >= (3, 12):
+    assert exchanges.rows[0].calls == 2
+else:
+    assert exchanges.rows[0].calls == 1
+    assert "the program has called sys.setprofile" in str(exchanges), exchanges
+    sys.setprofile(profile)
+    try:
+        bridge.watch().__enter__()
+    except bridge.Error as error:
+        assert "profile" in str(error)
+    else:
+        raise AssertionError
+        """
+    )
+
+
+def test_a_trace_function_beside_it():
+    program(
+        """
+lines = []
+def trace(frame, event, arg):
+    if frame.f_code is take.__code__:
+        lines.append(frame.f_locals.get("n"))
+    return trace
+sys.settrace(trace)
+with bridge.watch() as exchanges:
+    take(3)
+sys.settrace(None)
+assert exchanges.rows[0].calls == 3
+assert lines.count(3) > 3
+        """
+    )
+
+
+def test_a_fork_while_it_watches():
+    program(
+        """
+with bridge.watch() as exchanges:
+    take()
+    child = os.fork()
+    take(2)
+    if not child:
+        os._exit(sum(row.calls for row in exchanges))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+take()
+assert exchanges.rows[0].calls == 3
+        """
+    )
+
+
+def test_an_exit_at_once_while_it_watches():
+    program("bridge.watch().__enter__()\ntake()\nos._exit(0)\n")
+
+
+def test_the_end_of_the_process_while_it_watches():
+    program(
+        """
+bridge.watch().__enter__()
+threading.Thread(target=take, args=(20_000,), daemon=True).start()
+take()
+        """
+    )
+
+
+def test_a_thousand_threads():
+    out = program(
+        """
+threading.stack_size(1 << 18)
+barrier = threading.Barrier(1000)
+def work():
+    barrier.wait()
+    take(5)
+with bridge.watch() as exchanges:
+    threads = [threading.Thread(target=work) for _ in range(1000)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+print(sum(row.calls for row in exchanges), len(exchanges))
+        """
+    )
+    assert out.split() == ["5000", "1"]
+
+
+def test_watches_of_several_threads_at_once():
+    program(
+        """
+found = []
+def work():
+    for _ in range(20):
+        with bridge.watch(threads="this") as exchanges:
+            take(3)
+        found.append(sum(row.calls for row in exchanges))
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+if sys.version_info >= (3, 12):
+    assert found == [3] * 160, found
+        """
+    )
+
+
+def test_an_exception_of_a_signal_handler_passes():
+    program(
+        """
+import signal
+class Alarm(Exception): pass
+def handler(*_): raise Alarm
+signal.signal(signal.SIGALRM, handler)
+caught = 0
+with bridge.watch() as exchanges:
+    for _ in range(200):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0005)
+            while True:
+                take()
+        except Alarm:
+            caught += 1
+assert caught == 200
+assert "could not be read" not in str(exchanges), exchanges
+        """
+    )
+
+
+def test_greenlets_that_change_between_an_exchange_and_its_result():
+    greenlet = peer("greenlet") if __import__("importlib").util.find_spec("greenlet") else None
+    if greenlet is None:
+        pytest.skip("greenlet is not installed here")
+    run_script(
+        PROGRAM
+        + """
+import gevent
+class Slow:
+    def __init__(self): self.x = np.zeros(3)
+    def __dlpack_device__(self): return (1, 0)
+    def __dlpack__(self, **keywords):
+        gevent.sleep(0)
+        return self.x.__dlpack__(**keywords)
+def work():
+    for _ in range(20):
+        made = bridge.from_dlpack(np.zeros(3))
+        gevent.sleep(0)
+with bridge.watch() as exchanges:
+    gevent.joinall([gevent.spawn(work) for _ in range(50)])
+assert sum(row.calls for row in exchanges) == 1000, exchanges
+"""
+    )
