@@ -30,12 +30,12 @@ from dlbridge.core.libraries.library import (
     origin_of,
 )
 from dlbridge.core.libraries.lookup import (
+    described_packages,
     find_library,
     is_known_library,
     is_native_library,
     known_libraries,
     library_of,
-    library_of_array,
     loaded_libraries,
 )
 from dlbridge.core.moves.copies import copy_elements, packed_bytes, part_of
@@ -106,6 +106,7 @@ __all__ = [
     "check_host_stream",
     "copy_array",
     "copy_elements",
+    "described_packages",
     "did_you_mean",
     "exchanges",
     "export_memory",
@@ -127,7 +128,6 @@ __all__ = [
     "is_of_backend",
     "known_libraries",
     "library_of",
-    "library_of_array",
     "limits_of",
     "loaded_libraries",
     "memory_of",

@@ -38,11 +38,17 @@ ROOMS = [
     "tests/safety",
     "tests/core/test_implementation_details.py",
     "tests/core/interfaces",
+    "tests/watching/test_watch.py",
     *of_ffi(FFI),
 ]
 MORE = ["tests/core", *of_ffi(FFI), "tests/safety"]
 EVERY = [*MORE, "tests/kit"]
-WITH_PEERS = ["tests/interop", "tests/core/interfaces", *of_ffi(FFI_WITH_PEERS)]
+WITH_PEERS = [
+    "tests/interop",
+    "tests/watching/test_verdicts.py",
+    "tests/core/interfaces",
+    *of_ffi(FFI_WITH_PEERS),
+]
 UPSTREAM = ["-m", "exhaustive", "tests/conformance/test_upstream.py"]
 PEERS = ["-e", ".[peers]", "-e", "backends/opencl"]
 PARALLEL = ["-n", "3", "--dist", "loadfile", "--max-worker-restart=0"]

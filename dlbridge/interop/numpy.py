@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from dlbridge import Tensor
 from dlbridge.abi import address_of
 from dlbridge.errors import ExchangeError
-from dlbridge.extending import HOST_ONLY, Library, exchanges, import_array, native_dtypes, numpy_type
+from dlbridge.extending import (
+    HOST_ONLY,
+    Library,
+    exchanges,
+    import_array,
+    native_dtypes,
+    numpy_type,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,20 +5,24 @@ from __future__ import annotations
 import inspect
 import sys
 import sysconfig
-from contextlib import suppress
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.extending import unless_handler
+from dlbridge.extending import (
+    described_packages,
+    is_array_of,
+    library_of,
+    loaded_libraries,
+    unless_handler,
+)
 from dlbridge.kit.resources import shared_lock
-from dlbridge.libraries import library_of_array, loaded_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from types import CodeType
 
-    from dlbridge.libraries import Exchange, Library
+    from dlbridge.libraries import Exchange
 
     Look = Callable[[Any], tuple[str, int, str, tuple[int, ...], int]]
 
@@ -60,6 +64,7 @@ class Callables:
         self.table: dict[Hashable, Known] = {}
         self.modules = 0
         self._lock = shared_lock()
+        self._packages = described_packages()
         self._missing: dict[str, list[Exchange]] = {}
         self._folders: tuple[str, ...] = ()
         self._own: dict[str, bool] = {}
@@ -69,8 +74,8 @@ class Callables:
 
         *prepare* gets the new callables before anybody finds them here.
         """
-        if len(sys.modules) == self.modules:
-            return
+        if len(sys.modules) == self.modules or _is_incomplete("numpy"):
+            return  # the descriptions need numpy
         with self._lock:
             count = len(sys.modules)
             new: dict[Hashable, Known] = {}
@@ -116,7 +121,7 @@ class Callables:
             )
             if not found and is_installed(filename):
                 package = filename.partition("-packages/")[2].partition("/")[0]
-                found = package in _packages()
+                found = package in self._packages
             return self._own.setdefault(filename, found)
 
 
@@ -127,16 +132,6 @@ _STDLIB = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdli
 def is_installed(filename: str) -> bool:
     """Whether *filename* is that of an installed package."""
     return "site-packages/" in filename or "dist-packages/" in filename
-
-
-def _packages() -> set[str]:
-    """The packages of described libraries, also while they are being imported."""
-    return {name.partition(".")[0] for name in loaded_libraries()} | {
-        "numpy",
-        "torch",
-        "jax",
-        "jaxlib",
-    }
 
 
 def _is_incomplete(name: str) -> bool:
@@ -190,11 +185,12 @@ def forget() -> None:
 
 
 def _reader(cls: type) -> tuple[tuple[str, str], Look] | None:
-    library: Library | None = None
-    with suppress(*unless_handler(Exception)):
-        library = library_of_array(cls)
+    try:
+        library = library_of(cls)
+    except unless_handler(Exception):
+        library = None
     entry = None
-    if library is not None:
+    if library is not None and is_array_of(library, cls):
         kind = f"{library.name}.{cls.__name__.rpartition('.')[2]}"
         if kind not in library.arrays:
             kind = library.arrays[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -129,7 +130,7 @@ class Ledger:
         merged: dict[tuple[Any, ...], ExchangeRow] = {}
         with self._lock:
             sums: list[tuple[Any, tuple[Any, ...]]] = [
-                (key, (row.shape, row.nbytes, row.calls, row.seconds, row.note))
+                (key, (tuple(row.shape), row.nbytes, row.calls, row.seconds, row.note))
                 for key, row in self._sums.items()
             ]
         for (place, kind, device, target, dtype, result, ndim), (shape, *rest) in sums:
@@ -296,6 +297,11 @@ class Exchanges:
 LIMITS = (
     "Not seen: what C code calls, and what a library does inside itself (docs: Watch exchanges)."
 )
+if sys.version_info < (3, 12):
+    LIMITS += (
+        " CPython 3.11 shows fewer functions of C, and each call took half a microsecond more; "
+        "3.12 and later watch faster."
+    )
 _HEAD = ("where", "from", "to", "what", "bytes", "calls", "time", "")
 
 

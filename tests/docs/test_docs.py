@@ -34,6 +34,7 @@ ELSEWHERE = {
 PAGES = [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api"]
 DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [ROOT / "README.md", *PAGES])
 NEEDS = {
+    "docs/watch.md": ["torch"],
     "README.md": ["opencl", "torch"],
     "docs/command-line.md": ["ext_dev", "torch"],
     "docs/extending.md": ["ext_dev"],

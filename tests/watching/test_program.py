@@ -84,6 +84,14 @@ def test_a_program_without_numpy(folder):
     assert (code, out.splitlines()[0], err) == (0, "hello", "")
 
 
+def test_a_program_that_imports_numpy_itself(folder):
+    """Nothing of dlbridge reads numpy before its import has ended."""
+    (folder / "program.py").write_text("import numpy as np\nprint(np.zeros(2))\n")
+    code, out, err = run(folder, "program.py")
+    assert (code, err) == (0, "")
+    assert "could not be read" not in out
+
+
 def test_a_wrong_kind(folder):
     code, _, err = run(folder, "--fail-on", "copies", "program.py")
     assert code == 1

@@ -58,6 +58,15 @@ def test_the_table_as_text_json_and_html():
     assert {row.target for row in exchanges} == {"dlbridge.Tensor", "list"}
 
 
+def test_shapes_are_plain_tuples():
+    torch = peer("torch")
+    t = torch.zeros(2, 3)
+    with bridge.watch() as exchanges:
+        a = t.numpy()
+    assert type(exchanges.rows[0].shape) is tuple
+    assert exchanges.rows[0].shape == a.shape
+
+
 def test_nothing_is_seen_before_and_after():
     take(np.zeros(3))
     with bridge.watch() as exchanges:

@@ -105,27 +105,22 @@ def loaded_libraries() -> dict[str, Library]:
 
 
 @for_guests
-def library_of_array(cls: type) -> Library | None:
-    """Return the description of the library whose arrays are of a class.
-
-    Parameters
-    ----------
-    cls : type
-        Any class.
+def described_packages() -> frozenset[str]:
+    """Return the packages of all libraries that have a description, loaded or not.
 
     Returns
     -------
-    Library or None
-        None if no description says that *cls*, or a class above it, is one of arrays.
+    frozenset of str
+        Names of top-level packages.
 
     Examples
     --------
-    >>> from dlbridge.extending import library_of_array
-    >>> library_of_array(np.ndarray).name, library_of_array(np.dtype)
-    ('numpy', None)
+    >>> from dlbridge.extending import described_packages
+    >>> "torch" in described_packages()
+    True
     """
-    library = library_of(cls)
-    return library if library is not None and is_array_of(library, cls) else None
+    names = {*known_libraries(), *_entry_points(), *_SAME}
+    return frozenset(name.partition(".")[0] for name in names)
 
 
 @for_guests
