@@ -16,7 +16,6 @@ from dlbridge.extending import (
     loaded_libraries,
     unless_handler,
 )
-from dlbridge.kit.resources import shared_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -58,16 +57,18 @@ class Known(NamedTuple):
 
 
 class Callables:
-    """The described callables of the libraries that are loaded, found again as more are."""
+    """The described callables of the libraries that are loaded, found again as more are.
+
+    Without a lock, as descriptions are imported and destructors run here: what two threads find at
+    once is the same, and each entry is made in one step.
+    """
 
     def __init__(self) -> None:
         self.table: dict[Hashable, Known] = {}
         self.modules = 0
-        self._lock = shared_lock()
         self._packages = described_packages()
         self._missing: dict[str, list[Exchange]] = {}
-        self._folders: tuple[str, ...] = ()
-        self._own: dict[str, bool] = {}
+        self._own: tuple[tuple[str, ...], dict[str, bool]] = (), {}
 
     def refresh(self, prepare: Callable[[list[Known]], object] = len) -> None:
         """Look for what modules have brought that came since the last time.
@@ -76,24 +77,27 @@ class Callables:
         """
         if len(sys.modules) == self.modules or _is_incomplete("numpy"):
             return  # the descriptions need numpy
-        with self._lock:
-            count = len(sys.modules)
-            new: dict[Hashable, Known] = {}
-            incomplete = False
-            for name, library in loaded_libraries().items():
-                if name not in self._missing:
-                    self._missing[name] = list(library.exchanges)
-                    self._own.clear()
-                    paths = getattr(sys.modules.get(name), "__path__", ())
-                    self._folders += tuple(f"{path}/" for path in paths)
-                homes = {name, *(each.name.rpartition(":")[0] for each in self._missing[name])}
-                incomplete = incomplete or any(map(_is_incomplete, homes))
-                if self._missing[name]:
-                    self._find(name, new)
-            prepare(list(new.values()))
-            for thing, known in new.items():
-                self.table.setdefault(thing, known)
-            self.modules = 0 if incomplete else count
+        count = len(sys.modules)
+        libraries = loaded_libraries()
+        new: dict[Hashable, Known] = {}
+        incomplete = any(map(_is_incomplete, self._packages))
+        for name, library in libraries.items():
+            missing = self._missing.setdefault(name, list(library.exchanges))
+            homes = {name, *(each.name.rpartition(":")[0] for each in missing)}
+            incomplete = incomplete or any(map(_is_incomplete, homes))
+            if missing:
+                self._find(name, new)
+        folders = tuple(
+            f"{path}/"
+            for name in sorted(libraries)
+            for path in getattr(sys.modules.get(name), "__path__", ())
+        )
+        if folders != self._own[0]:
+            self._own = folders, {}
+        prepare(list(new.values()))
+        for thing, known in new.items():
+            self.table.setdefault(thing, known)
+        self.modules = 0 if incomplete else count
 
     def _find(self, name: str, new: dict[Hashable, Known]) -> None:
         missing = []
@@ -113,16 +117,17 @@ class Callables:
 
     def is_own(self, filename: str) -> bool:
         """Whether code of *filename* is a described library's, Python's or ours."""
+        folders, own = self._own
         try:
-            return self._own[filename]
+            return own[filename]
         except KeyError:
-            found = filename.startswith(("<frozen ", *self._folders, _HERE)) or (
+            found = filename.startswith(("<frozen ", *folders, _HERE)) or (
                 filename.startswith(_STDLIB) and not is_installed(filename)
             )
             if not found and is_installed(filename):
                 package = filename.partition("-packages/")[2].partition("/")[0]
                 found = package in self._packages
-            return self._own.setdefault(filename, found)
+            return own.setdefault(filename, found)
 
 
 _HERE = f"{Path(__file__).parents[1]}/"

@@ -81,7 +81,7 @@ class Monitor(Watcher):
                 f"dlbridge.watch needs a tool id of sys.monitoring, and others have them ({names});"
                 " end one of these tools first"
             )
-        self._refresh()
+        self._prepare(list(self.callables.table.values()))
         for event, function in self._callbacks().items():
             MONITORING.register_callback(tool, event, function)
         MONITORING.set_events(tool, MONITORING.events.CALL)
@@ -124,8 +124,9 @@ class Monitor(Watcher):
             if known.code is not None:
                 start = events.PY_START if known.exchange.argument else 0
                 self._functions[known.code] = self._functions.get(known.code, 0) | start
-        for code, start in self._functions.items():
-            MONITORING.set_local_events(self._tool, code, events.PY_RETURN | start)
+        for code in {known.code for known in new if known.code is not None}:
+            wanted = events.PY_RETURN | self._functions[code]
+            MONITORING.set_local_events(self._tool, code, wanted)
 
     # Events ------------------------------------------------------------------------------
 

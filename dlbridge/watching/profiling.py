@@ -44,7 +44,7 @@ class Profiler(Watcher):
                 f"dlbridge.watch needs sys.setprofile on this CPython, and {other!r} has it; end "
                 "that first, or use CPython 3.12 or later"
             )
-        self._refresh()
+        self._prepare(list(self.callables.table.values()))
         self._function = self._on_event  # one object, to be recognised
         threading.setprofile(self._function)
         sys.setprofile(self._function)

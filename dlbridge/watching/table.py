@@ -8,7 +8,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.extending import public_in
-from dlbridge.kit.resources import shared_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -85,8 +84,8 @@ class Ledger:
     def __init__(self, threads: str, fail_on: tuple[str, ...]) -> None:
         self._thread = get_ident() if threads == "this" else None
         self._fail_on = fail_on
-        self._sums: dict[tuple[Any, ...], _Sum] = {}
-        self._lock = shared_lock()
+        # Each thread adds to sums of its own: a lock would be held while destructors run.
+        self._sums: dict[int, dict[tuple[Any, ...], _Sum]] = {}
         self._notes: dict[str, int] = {}
 
     def add(
@@ -100,19 +99,22 @@ class Ledger:
         note: str,
     ) -> str:
         """Add an exchange; what `fail_on` forbids of it, empty if it is allowed."""
-        if self._thread is not None and self._thread != get_ident():
+        thread = get_ident()
+        if self._thread is not None and self._thread != thread:
             return ""
+        sums = self._sums.get(thread)
+        if sums is None:
+            sums = self._sums.setdefault(thread, {})
         kind, _, device, _, dtype, shape, _ = source
         key = place, kind, device, target, dtype, result, len(shape)
-        with self._lock:
-            row = self._sums.get(key)
-            if row is None:
-                row = self._sums[key] = _Sum(shape, note)
-            elif row.shape != shape:
-                row.shape = _common(row.shape, shape)
-            row.calls += 1
-            row.nbytes += nbytes
-            row.seconds += seconds
+        row = sums.get(key)
+        if row is None:
+            row = sums.setdefault(key, _Sum(shape, note))
+        elif row.shape != shape:
+            row.shape = _common(row.shape, shape)
+        row.calls += 1
+        row.nbytes += nbytes
+        row.seconds += seconds
         if not self._fail_on or not nbytes or result not in ("copied", "moved"):
             return ""
         words = ["copy", "move" if result == "moved" else ""]
@@ -122,17 +124,16 @@ class Ledger:
 
     def remark(self, text: str) -> None:
         """Count *text*, for the foot of the table."""
-        with self._lock:
-            self._notes[text] = self._notes.get(text, 0) + 1
+        self._notes[text] = self._notes.get(text, 0) + 1
 
     def rows(self) -> list[ExchangeRow]:
         """The rows; those that took longest first."""
         merged: dict[tuple[Any, ...], ExchangeRow] = {}
-        with self._lock:
-            sums: list[tuple[Any, tuple[Any, ...]]] = [
-                (key, (tuple(row.shape), row.nbytes, row.calls, row.seconds, row.note))
-                for key, row in self._sums.items()
-            ]
+        sums: list[tuple[Any, tuple[Any, ...]]] = [
+            (key, (tuple(row.shape), row.nbytes, row.calls, row.seconds, row.note))
+            for of_thread in self._sums.copy().values()
+            for key, row in of_thread.copy().items()
+        ]
         for (place, kind, device, target, dtype, result, ndim), (shape, *rest) in sums:
             source = kind if device == "cpu" else f"{kind} {device}"
             where = place.filename, place.line, place.function
@@ -145,8 +146,7 @@ class Ledger:
 
     def notes(self) -> list[str]:
         """What was noted, for the foot of the table."""
-        with self._lock:
-            notes = self._notes.copy()
+        notes = self._notes.copy()
         return [text if count == 1 else f"{text} ({count} times)" for text, count in notes.items()]
 
 

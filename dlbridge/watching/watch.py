@@ -77,9 +77,10 @@ _watcher: Monitor | Profiler | None = None
 def _begin(table: Ledger) -> None:
     """Fill *table* from now on."""
     global _watcher
+    new = _new_watcher()
+    new.callables.refresh()  # imports, so that nothing is imported while the lock is held
     with _lock:
         if _watcher is None:
-            new = _new_watcher()
             new.tables = (table,)
             new.start()
             _watcher = new
@@ -98,10 +99,10 @@ def _end(table: Ledger) -> None:
             note = _watcher.stop()
             if note:
                 table.remark(note)
-            forget()
         _watcher.tables = left
         if not left:
             _watcher = None
+    forget()
 
 
 def _new_watcher() -> Monitor | Profiler:

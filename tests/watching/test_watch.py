@@ -305,6 +305,54 @@ def test_a_library_that_is_imported_while_it_is_watched(tmp_path):
     )
 
 
+def test_a_thread_that_imports_a_library_whose_description_imports_it(tmp_path):
+    """Nothing waits for another thread's import, and no import for the watch."""
+    (tmp_path / "gate.py").write_text("import threading\nclosed = threading.Lock()\n")
+    (tmp_path / "toylib.py").write_text(
+        "import gate\n"
+        "with gate.closed: pass\n"  # no event: what comes next is its first call
+        "len(())\n"
+        "class Array(list): pass\n"
+        "def wrap(x): return Array(x)\n"
+    )
+    (tmp_path / "toylib_bridge.py").write_text(
+        "import gate\n"
+        "if gate.closed.locked(): gate.closed.release()\n"
+        "import toylib\n"
+        "from dlbridge.libraries import Exchange, Library\n"
+        'LIBRARY = Library("toylib", ("toylib.Array",), exchanges=(Exchange("wrap", "toylib.Array"),))'
+    )
+    install(tmp_path, "toylib", "[dlbridge.libraries]\ntoylib = toylib_bridge:LIBRARY")
+    run_script(
+        f"""
+        import sys, threading, time
+        sys.path.insert(0, {str(tmp_path)!r})
+        import numpy, gate
+        import dlbridge as bridge
+
+        def work():
+            len(())
+            if gate.closed.locked():
+                gate.closed.release()
+
+        gate.closed.acquire()
+        with bridge.watch() as exchanges:
+            first = threading.Thread(target=__import__, args=("toylib",), daemon=True)
+            first.start()
+            while "toylib" not in sys.modules:
+                time.sleep(0.001)
+            second = threading.Thread(target=work, daemon=True)
+            second.start()
+            for each in (first, second):
+                each.join(20)
+                assert not each.is_alive()
+            toylib = sys.modules["toylib"]
+            toylib.wrap(numpy.zeros(3))
+        assert [row.target for row in exchanges] == ["toylib.Array"], exchanges
+        """
+    )
+
+
 def test_import_dlbridge_does_not_load_it():
     run_script(
         """
@@ -480,6 +528,7 @@ def handler(*_): raise Alarm
 signal.signal(signal.SIGALRM, handler)
 caught = 0
 with bridge.watch() as exchanges:
+    take()  # CPython's imports lose exceptions of handlers, in a callback of a weak reference
     for _ in range(200):
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.0005)
@@ -489,6 +538,66 @@ with bridge.watch() as exchanges:
             caught += 1
 assert caught == 200
 assert "could not be read" not in str(exchanges), exchanges
+        """
+    )
+
+
+def test_an_exception_of_a_signal_handler_passes_where_a_class_is_looked_up():
+    program(
+        """
+import signal
+from dlbridge.watching import arrays
+class Alarm(Exception): pass
+def handler(*_): raise Alarm
+signal.signal(signal.SIGALRM, handler)
+arrays.library_of = lambda cls: signal.raise_signal(signal.SIGALRM)
+with bridge.watch() as exchanges:
+    try:
+        take()
+    except Alarm:
+        pass
+    else:
+        raise AssertionError
+        """
+    )
+
+
+def test_destructors_of_the_program_run_while_no_lock_is_held():
+    program(
+        """
+import gc
+from dlbridge.watching import table
+
+program_lock, collecting = threading.Lock(), threading.Event()
+
+class Waits:
+    def __del__(self):
+        collecting.set()
+        if not program_lock.acquire(timeout=20):
+            os._exit(1)
+        program_lock.release()
+
+def work():
+    with program_lock:
+        assert collecting.wait(20)
+        take()
+
+common = table._common
+def collected(*shapes):
+    if not collecting.is_set():
+        made = Waits()
+        del made
+    return common(*shapes)
+table._common = collected
+with bridge.watch() as exchanges:
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not program_lock.locked():
+        pass
+    for extent in (1, 2):
+        made = bridge.asarray(np.zeros(extent))
+    thread.join()
+assert sum(row.calls for row in exchanges) == 3
         """
     )
 

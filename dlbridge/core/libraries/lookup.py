@@ -89,7 +89,8 @@ def loaded_libraries() -> dict[str, Library]:
     -------
     dict
         The name of a library's module -> its `Library`. A module that is being imported just now,
-        perhaps by another thread, is among them.
+        perhaps by another thread, is among them, unless a package describes it by entry point: that
+        may import the library, and would wait for the other thread.
 
     Examples
     --------
@@ -97,11 +98,17 @@ def loaded_libraries() -> dict[str, Library]:
     >>> "numpy" in loaded_libraries()
     True
     """
-    found = {}
-    for name in {*known_libraries(), *_entry_points()}:
-        if name in sys.modules and (library := find_description(name) or _of_others(name)):
-            found[name] = library
-    return found
+    # Ours are all loaded by the first call: a later one imports nothing of dlbridge.
+    ours = {name: find_description(name) for name in known_libraries()}
+    others = {name for name in _entry_points() if name not in ours and _is_complete(name)}
+    found = {**ours, **{name: _of_others(name) for name in others}}
+    return {name: library for name, library in found.items() if library and name in sys.modules}
+
+
+def _is_complete(name: str) -> bool:
+    """Whether the module *name* is imported, by importlib's mark, which has no public name."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return name in sys.modules and not getattr(spec, "_initializing", False)
 
 
 @for_guests
