@@ -427,14 +427,15 @@ def to_device(
                 if result is not None:
                     return result
             if route.is_plain:
-                x = move(x if route.importer is None else route.importer(x), route.target, copy)
+                # `x` stays what it was: `dlbridge.watch` asks for its plan at the end.
+                moved = move(x if route.importer is None else route.importer(x), route.target, copy)
                 conversion = route.conversion
                 if conversion is None:
-                    return x
-                result = conversion.at_once(x)
+                    return moved
+                result = conversion.at_once(moved)
                 if result is not None:
                     return result
-                copy = None  # it was made
+                x, copy = moved, None  # it was made
         except ForeignByteOrder:
             pass  # it is converted below
     tensor = at_its_place(x, route.importer, copy, device)

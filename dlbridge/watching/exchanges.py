@@ -83,7 +83,7 @@ class Watcher:
             target, device = text_of(made), made[2]
             verdict = _verdict(begun, made)
             if frame is not None and known.library == "dlbridge" and verdict != "shared":
-                verdict, note = _planned(frame, verdict)
+                verdict, note = _planned(frame, verdict, source)
             if verdict in ("copied", "moved"):
                 nbytes = made[6]
         if not note and source[2] not in HOST and device in HOST:
@@ -135,7 +135,7 @@ def _verdict(begun: Begun, made: Facts) -> str:
     return "copied"
 
 
-def _planned(frame: FrameType, verdict: str) -> tuple[str, str]:
+def _planned(frame: FrameType, verdict: str, source: Facts) -> tuple[str, str]:
     """The verdict and the reason of dlbridge's own plan, for its function that runs in *frame*."""
     import dlbridge as bridge
 
@@ -143,6 +143,8 @@ def _planned(frame: FrameType, verdict: str) -> tuple[str, str]:
     if "x" not in given or "device" not in given:
         return verdict, ""
     x, device = given["x"], given["device"]
+    if facts_of(x) != source:
+        return verdict, ""  # the function has put another one there
     try:
         device = bridge.device_of(x) if device is None else device
         plan = bridge.plan(x, device, like=given.get("like"), copy=given.get("copy"))
