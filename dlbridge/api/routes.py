@@ -26,7 +26,7 @@ from dlbridge.api.like import Conversion
 from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, is_known_library, library_of
-from dlbridge.core.moves.plans import Step, is_recording, record_run
+from dlbridge.core.moves.plans import Step, as_one, is_recording, record_run
 from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.transfer import choose, copies, cost_of, described, run
 from dlbridge.core.plugins.lookup import check_device
@@ -281,7 +281,8 @@ class Move:
                 if changed or (moved is not self.tensor and not copies(ran)):
                     # A driver may have refused memory in place, or tell its address only now.
                     self.wrapped = conversion.decide(moved, self.copy, copies(ran))
-                result = conversion.run(moved, self.wrapped[0])
+                with as_one():
+                    result = conversion.run(moved, self.wrapped[0])
         finally:  # the tensor was moved, even if the library refuses it
             if is_recording():
                 seconds = time.perf_counter() - start

@@ -24,7 +24,16 @@ DEVICE_NAMES = ("zero", "one")
 class FakeMemory:
     """An `Allocation`: some bytes, which Python frees once nobody has this or queued work on it."""
 
-    __slots__ = ("__weakref__", "content", "data", "device_id", "nbytes", "offset", "stream")
+    __slots__ = (
+        "__weakref__",
+        "content",
+        "data",
+        "device_id",
+        "nbytes",
+        "offset",
+        "owner",
+        "stream",
+    )
 
     def __init__(
         self, data: int, nbytes: int, device_id: int, content: memoryview, stream: int = 0

@@ -327,12 +327,23 @@ def array_copy(tensor: Tensor, array: Array) -> Array:
         return array.copy()
 
 
+def as_one() -> AbstractContextManager[object]:
+    """A block whose copies are parts of what is recorded behind it, if anything is."""
+    return _as_one() if is_recording() else _NOTHING
+
+
 @contextmanager
-def _recorded(plan: Plan, tensor: Tensor) -> Iterator[None]:
-    start = time.perf_counter()
+def _as_one() -> Iterator[None]:
     _inside.copy = True
     try:
         yield
     finally:
         _inside.copy = False
+
+
+@contextmanager
+def _recorded(plan: Plan, tensor: Tensor) -> Iterator[None]:
+    start = time.perf_counter()
+    with _as_one():
+        yield
     record_run(plan, tensor, None, time.perf_counter() - start)
