@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from .arrays import Facts, Known
-    from .places import Place
+    from .sites import CallSite
     from .table import Ledger
 
 
 class Begun(NamedTuple):
     """An exchange that has begun; no array is kept."""
 
-    place: Place
+    site: CallSite
     known: Known
     source: Facts
     is_known: bool
@@ -44,13 +44,13 @@ class Watcher:
         self.tables: tuple[Ledger, ...] = ()
         self.callables = Callables()
 
-    def begun(self, place: Place, known: Known, x: Any) -> Begun | None:
+    def begun(self, site: CallSite, known: Known, x: Any) -> Begun | None:
         """The exchange that a call with the array *x* begins; None if it is none."""
         source = facts_of(x)
         if source is None or source[1] == known.prefix:
             return None  # also a library's copy of its own array
-        is_known = known.is_fixed and place.arguments == known.arguments and source[3] != 0
-        return Begun(place, known, source, is_known, perf_counter())
+        is_known = known.is_fixed and site.arguments == known.arguments and source[3] != 0
+        return Begun(site, known, source, is_known, perf_counter())
 
     def ended(
         self, begun: Begun, result: Any, frame: FrameType | None = None, at: float = 0.0
@@ -60,7 +60,7 @@ class Watcher:
         *frame* is that of the Python function that returns *result*, *at* when it returned.
         """
         seconds = (at or perf_counter()) - begun[4]
-        place, known, source, is_known, _ = begun
+        site, known, source, is_known, _ = begun
         exchange = known[0]
         note, nbytes = "", 0
         verdict: str
@@ -90,13 +90,13 @@ class Watcher:
             note = "waits for the device"
         forbidden = ""
         for table in self.tables:
-            what = table.add(place, source, target, verdict, nbytes, seconds, note)
+            what = table.add(site, source, target, verdict, nbytes, seconds, note)
             forbidden = forbidden or what
         if not forbidden:
             return None
         name = exchange.name.rpartition(":")[2]
         return ExchangeError(
-            f"{short(place.filename)}:{place.line}, in {place.function}: {name} of "
+            f"{short(site.filename)}:{site.line}, in {site.function}: {name} of "
             f"{text_of(source)}, {source[4]} {tuple(source[5])}, is a {forbidden} ({nbytes} bytes "
             f"{verdict} to {target}), which watch(fail_on=...) forbids; share the memory "
             "(dlbridge.explain says what hinders it), or do this outside of the watch"

@@ -20,7 +20,7 @@ from dlbridge.extending import unless_handler
 
 from .arrays import is_installed
 from .exchanges import UNSEEN, Begun, Watcher, variable
-from .places import Place, places_of
+from .sites import CallSite, sites_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,12 +45,12 @@ _MOST_BEGUN = 10_000
 class _Code:
     """What is known of a code object of the program, as long as that lives."""
 
-    __slots__ = ("calls", "code", "events", "off", "places", "targets")
+    __slots__ = ("calls", "code", "events", "off", "sites", "targets")
 
     def __init__(self, code: CodeType, forget: Callable[[Any], object]) -> None:
         self.code = ref(code, forget)
-        self.calls = places_of(code)
-        self.places: dict[int, Place] = {}  # the calls that are watched
+        self.calls = sites_of(code)
+        self.sites: dict[int, CallSite] = {}  # the calls that are watched
         self.targets: set[int] = set()  # the offsets behind exchanges
         self.off: set[int] = set()  # the offsets whose events were disabled
         self.events = 0
@@ -63,7 +63,7 @@ class Monitor(Watcher):
         super().__init__()
         self._codes: dict[int, _Code] = {}
         self._begun: dict[int, Begun] = {}
-        self._called: dict[int, tuple[Place, Known]] = {}
+        self._called: dict[int, tuple[CallSite, Known]] = {}
         self._names: set[str] = set()
         self._functions: dict[CodeType, int] = {}  # of the described functions in Python
         self._tool = -1
@@ -139,13 +139,13 @@ class Monitor(Watcher):
             error = None
             try:
                 own = codes.get(id(code))
-                place = None if own is None else own.places.get(offset)
-                if place is None:
-                    place = self._first(code, offset, callee)
-                    if place is None:
+                site = None if own is None else own.sites.get(offset)
+                if site is None:
+                    site = self._first(code, offset, callee)
+                    if site is None:
                         return disable
-                if place.awaited:
-                    error = self._awaited(place, offset, id(sys._getframe(1)), arg0)
+                if site.awaited:
+                    error = self._awaited(site, offset, id(sys._getframe(1)), arg0)
                 try:
                     known = table.get(callee)
                 except unless_handler(Exception):  # it has no hash
@@ -156,7 +156,7 @@ class Monitor(Watcher):
                     known, owner = known_of(callee)
                     arg0 = arg0 if owner is UNSEEN else owner
                 if known is not None and error is None:
-                    self._begin(place, known, code, arg0, id(sys._getframe(1)))
+                    self._begin(site, known, code, arg0, id(sys._getframe(1)))
             except unless_handler(Exception) as exc:
                 self.failed(exc)
             if error is not None:
@@ -165,8 +165,8 @@ class Monitor(Watcher):
 
         return on_call
 
-    def _first(self, code: CodeType, offset: int, callee: Any) -> Place | None:
-        """The place of a call that is seen for the first time; None if it is watched no more."""
+    def _first(self, code: CodeType, offset: int, callee: Any) -> CallSite | None:
+        """The site of a call that is seen for the first time; None if it is watched no more."""
         if self.callables.is_own(code.co_filename):
             return None
         self._refresh()
@@ -177,63 +177,63 @@ class Monitor(Watcher):
                 return None  # a package's: callees that change are looked for in the program only
             forget = partial(self._codes.pop, id(code))
             own = self._codes.setdefault(id(code), _Code(code, forget))
-        place = own.calls.get(offset)
-        if place is None:
-            place = own.calls[offset] = Place(code, None)
-        if known is None and not place.awaited and self._is_fixed(place, callee):
+        site = own.calls.get(offset)
+        if site is None:
+            site = own.calls[offset] = CallSite(code, None)
+        if known is None and not site.awaited and self._is_fixed(site, callee):
             own.off.add(offset)
             return None
-        own.places[offset] = place
-        if place.how == "call" and place.after in own.calls:
-            own.calls[place.after].awaited = True
-            if place.after in own.off:
-                own.off.discard(place.after)
+        own.sites[offset] = site
+        if site.how == "call" and site.after in own.calls:
+            own.calls[site.after].awaited = True
+            if site.after in own.off:
+                own.off.discard(site.after)
                 MONITORING.restart_events()
-        return place
+        return site
 
-    def _is_fixed(self, place: Place, callee: Any) -> bool:
+    def _is_fixed(self, site: CallSite, callee: Any) -> bool:
         """Whether the call will never call an exchange, as its callee of no interest shows."""
-        if not place.callee.startswith("attribute "):
-            return bool(place.callee)
-        name = place.callee.rpartition(" ")[2]
+        if not site.callee.startswith("attribute "):
+            return bool(site.callee)
+        name = site.callee.rpartition(" ")[2]
         if name in self._names:
             return False
         if isinstance(callee, (FunctionType, BuiltinFunctionType, MethodDescriptorType, type)):
             return name == callee.__name__  # `self.function(x)` may be another one next time
         return True
 
-    def _begin(self, place: Place, known: Known, code: CodeType, arg0: Any, frame: int) -> None:
+    def _begin(self, site: CallSite, known: Known, code: CodeType, arg0: Any, frame: int) -> None:
         if known.exchange.argument:
-            self._called[frame] = place, known
+            self._called[frame] = site, known
             return
-        begun = self.begun(place, known, arg0)
+        begun = self.begun(site, known, arg0)
         if begun is None:
             return
         if known.code is None:
-            self._follow(place, code)
+            self._follow(site, code)
         if len(self._begun) > _MOST_BEGUN:
             self._begun.clear()
         self._begun[frame] = begun
 
-    def _follow(self, place: Place, code: CodeType) -> None:
+    def _follow(self, site: CallSite, code: CodeType) -> None:
         """Ask for the event behind a call of C."""
         own = self._codes[id(code)]
         events = MONITORING.events
-        if place.how == "return":
+        if site.how == "return":
             wanted = own.events | events.PY_RETURN | events.PY_YIELD
         else:
             wanted = own.events | events.INSTRUCTION
-            own.targets.add(place.after)
-            if place.after in own.off:
-                own.off.discard(place.after)
+            own.targets.add(site.after)
+            if site.after in own.off:
+                own.off.discard(site.after)
                 MONITORING.restart_events()
         if wanted != own.events:
             own.events = wanted
             MONITORING.set_local_events(self._tool, code, wanted)
 
-    def _awaited(self, place: Place, offset: int, frame: int, arg0: Any) -> ExchangeError | None:
+    def _awaited(self, site: CallSite, offset: int, frame: int, arg0: Any) -> ExchangeError | None:
         begun = self._begun.get(frame)
-        if begun is None or begun.place.after != offset or begun.place.code != place.code:
+        if begun is None or begun.site.after != offset or begun.site.code != site.code:
             return None
         del self._begun[frame]
         return self.ended(begun, arg0)
@@ -249,14 +249,14 @@ class Monitor(Watcher):
                 return MONITORING.DISABLE
             frame = sys._getframe(1)
             begun = self._begun.get(id(frame))
-            if begun is None or begun.place.after != offset or begun.place.code != id(code):
+            if begun is None or begun.site.after != offset or begun.site.code != id(code):
                 return None
-            place = begun.place
-            if place.how == "call":
+            site = begun.site
+            if site.how == "call":
                 return None
             del self._begun[id(frame)]
-            seen = place.how == "store" and not (begun.is_known)
-            error = self.ended(begun, variable(frame, place.name) if seen else UNSEEN)
+            seen = site.how == "store" and not (begun.is_known)
+            error = self.ended(begun, variable(frame, site.name) if seen else UNSEEN)
         except unless_handler(Exception) as exc:
             self.failed(exc)
         if error is not None:
@@ -269,8 +269,8 @@ class Monitor(Watcher):
             frame = sys._getframe(1)
             called = self._called.pop(id(frame.f_back), None)
             if called is not None and called[1].code is code:
-                place, known = called
-                begun = self.begun(place, known, variable(frame, known.exchange.argument))
+                site, known = called
+                begun = self.begun(site, known, variable(frame, known.exchange.argument))
                 if begun is not None:
                     self._begun[id(frame.f_back)] = begun
         except unless_handler(Exception) as exc:
@@ -286,7 +286,7 @@ class Monitor(Watcher):
             if begun is None or begun.known.code is not code:
                 key, by = id(frame), None
                 begun = self._begun.get(key)
-                if begun is None or not begun.place.is_returned(code, offset):
+                if begun is None or not begun.site.is_returned(code, offset):
                     return
             del self._begun[key]
             error = self.ended(begun, result, by)

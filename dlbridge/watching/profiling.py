@@ -12,7 +12,7 @@ from dlbridge.errors import Error
 from dlbridge.extending import unless_handler
 
 from .exchanges import UNSEEN, Begun, Watcher, variable
-from .places import Place, places_of
+from .sites import CallSite, sites_of
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -29,7 +29,7 @@ class Profiler(Watcher):
 
     def __init__(self) -> None:
         super().__init__()
-        self._places: dict[CodeType, dict[int, Place]] = {}
+        self._sites: dict[CodeType, dict[int, CallSite]] = {}
         self._begun: dict[int, Begun] = {}
         self._called: dict[int, tuple[Begun, int]] = {}
         self._returned: dict[int, tuple[Begun, float]] = {}
@@ -105,34 +105,34 @@ class Profiler(Watcher):
     def _prepare(self, new: list[Known]) -> None:
         self._functions.update({id(known.inner): known for known in new if known.inner})
 
-    def _place(self, frame: FrameType) -> Place:
+    def _place(self, frame: FrameType) -> CallSite:
         code = frame.f_code
-        places = self._places.get(code)
-        if places is None:
-            if len(self._places) > _MOST_CODES:
-                self._places.clear()
-            places = self._places.setdefault(code, places_of(code))
-        place = places.get(frame.f_lasti)
-        return place or places.setdefault(frame.f_lasti, Place(code, frame.f_lineno))
+        sites = self._sites.get(code)
+        if sites is None:
+            if len(self._sites) > _MOST_CODES:
+                self._sites.clear()
+            sites = self._sites.setdefault(code, sites_of(code))
+        site = sites.get(frame.f_lasti)
+        return site or sites.setdefault(frame.f_lasti, CallSite(code, frame.f_lineno))
 
     def _c_call(self, frame: FrameType, callee: Any) -> ExchangeError | None:
         self._refresh()
         known, x = self.known(callee)
         if known is None:
             return None
-        place = self._place(frame)
+        site = self._place(frame)
         if x is UNSEEN and not isinstance(callee.__self__, (ModuleType, type(None))):
             x = callee.__self__
-        if x is UNSEEN and place.argument:
-            x = variable(frame, place.argument)
-        begun = None if x is UNSEEN else self.begun(place, known, x)
+        if x is UNSEEN and site.argument:
+            x = variable(frame, site.argument)
+        begun = None if x is UNSEEN else self.begun(site, known, x)
         if begun is not None:
             self._begun[id(frame)] = begun
         return None
 
     def _c_return(self, frame: FrameType, begun: Begun) -> ExchangeError | None:
-        place = begun.place
-        if place.how == "lost" or begun.is_known:
+        site = begun.site
+        if site.how == "lost" or begun.is_known:
             return self.ended(begun, UNSEEN)
         self._returned[id(frame)] = begun, perf_counter()
         return None
@@ -140,14 +140,14 @@ class Profiler(Watcher):
     def _read(self, frame: FrameType, event: str, arg: Any) -> ExchangeError | None:
         """Enter the exchange that was made before in *frame*: this is its next event there."""
         begun, at = self._returned.pop(id(frame))
-        place, last, result = begun.place, frame.f_lasti, UNSEEN
-        if place.how == "store":
-            if place.until == -1 or place.after <= last < (place.until or last + 1):
-                result = variable(frame, place.name)
-        elif last == place.after:
-            if place.how == "return" and event == "return" and arg is not None:
+        site, last, result = begun.site, frame.f_lasti, UNSEEN
+        if site.how == "store":
+            if site.until == -1 or site.after <= last < (site.until or last + 1):
+                result = variable(frame, site.name)
+        elif last == site.after:
+            if site.how == "return" and event == "return" and arg is not None:
                 result = arg
-            elif place.how == "call" and event == "c_call":
+            elif site.how == "call" and event == "c_call":
                 owner = getattr(arg, "__self__", None)
                 result = UNSEEN if isinstance(owner, (ModuleType, type(None))) else owner
         return self.ended(begun, result, at=at)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from .arrays import Facts
-    from .places import Place
+    from .sites import CallSite
 
 
 @public_in("dlbridge")
@@ -90,7 +90,7 @@ class Ledger:
 
     def add(
         self,
-        place: Place,
+        site: CallSite,
         source: Facts,
         target: str,
         result: str,
@@ -106,7 +106,7 @@ class Ledger:
         if sums is None:
             sums = self._sums.setdefault(thread, {})
         kind, _, device, _, dtype, shape, _ = source
-        key = place, kind, device, target, dtype, result, len(shape)
+        key = site, kind, device, target, dtype, result, len(shape)
         row = sums.get(key)
         if row is None:
             row = sums.setdefault(key, _Sum(shape, note))
@@ -134,9 +134,9 @@ class Ledger:
             for of_thread in self._sums.copy().values()
             for key, row in of_thread.copy().items()
         ]
-        for (place, kind, device, target, dtype, result, ndim), (shape, *rest) in sums:
+        for (site, kind, device, target, dtype, result, ndim), (shape, *rest) in sums:
             source = kind if device == "cpu" else f"{kind} {device}"
-            where = place.filename, place.line, place.function
+            where = site.filename, site.line, site.function
             row = ExchangeRow(*where, source, target, dtype, shape, result, *rest)
             key = *where, source, target, dtype, result, ndim
             other = merged.get(key)

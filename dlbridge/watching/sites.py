@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
 
-class Place:
+class CallSite:
     """One call in the code of a program. It holds no code and no frame."""
 
     __slots__ = (
@@ -50,9 +50,9 @@ class _Step(NamedTuple):
     is_target: bool
 
 
-def places_of(code: CodeType) -> dict[int, Place]:
+def sites_of(code: CodeType) -> dict[int, CallSite]:
     """The calls of *code* by offset."""
-    found: dict[int, Place] = {}
+    found: dict[int, CallSite] = {}
     steps: list[_Step] = []
     calls = []
     for each in dis.get_instructions(code):
@@ -60,10 +60,10 @@ def places_of(code: CodeType) -> dict[int, Place]:
             calls.append((len(steps), each.positions and each.positions.lineno))
         steps += _steps_of(each)
     for number, line in calls:
-        place = found[steps[number].offset] = Place(code, line)
-        _follow(place, steps, number)
+        site = found[steps[number].offset] = CallSite(code, line)
+        _follow(site, steps, number)
         if steps[number].opname != "CALL_FUNCTION_EX":
-            _look_back(place, steps, number, code)
+            _look_back(site, steps, number, code)
     return found
 
 
@@ -96,22 +96,22 @@ def _is_name(step: _Step) -> bool:
 # Behind the call ---------------------------------------------------------------------
 
 
-def _follow(place: Place, steps: list[_Step], number: int) -> None:
+def _follow(site: CallSite, steps: list[_Step], number: int) -> None:
     """Find where the result of the call *number* can be read."""
     behind = steps[number + 1 : number + 4]
     if not behind:
         return
-    place.after = behind[0].offset
+    site.after = behind[0].offset
     if behind[0].opname in _STORES:
-        place.how, place.name = "store", behind[0].argval
-        place.after = next(step.offset for step in behind if step.offset > behind[0].offset)
-        stores = [step.offset for step in steps if _stores(step, place.name)]
+        site.how, site.name = "store", behind[0].argval
+        site.after = next(step.offset for step in behind if step.offset > behind[0].offset)
+        stores = [step.offset for step in steps if _stores(step, site.name)]
         later = [offset for offset in stores if offset > behind[0].offset]
-        place.until = -1 if len(stores) == 1 else later[0] if later else 0
+        site.until = -1 if len(stores) == 1 else later[0] if later else 0
     elif behind[0].opname in ("RETURN_VALUE", "YIELD_VALUE"):
-        place.how = "return"
+        site.how = "return"
     elif (consumer := _consumer(steps, number + 1)) is not None:
-        place.how, place.after = "call", consumer
+        site.how, site.after = "call", consumer
 
 
 def _stores(step: _Step, name: str) -> bool:
@@ -144,10 +144,10 @@ def _consumer(steps: list[_Step], number: int) -> int | None:
 # Before the call ---------------------------------------------------------------------
 
 
-def _look_back(place: Place, steps: list[_Step], number: int, code: CodeType) -> None:
+def _look_back(site: CallSite, steps: list[_Step], number: int, code: CodeType) -> None:
     """Find what the callee and the first argument of the call *number* are, if they are names."""
     arguments = steps[number].arg
-    place.arguments = arguments
+    site.arguments = arguments
     needed = arguments + (steps[number].opname == "CALL_KW")
     at = number - 1
     while steps[at].opname in ("PRECALL", "KW_NAMES"):
@@ -165,11 +165,11 @@ def _look_back(place: Place, steps: list[_Step], number: int, code: CodeType) ->
     if depth > needed:
         return
     if arguments and second == at + 2 and _is_name(steps[at + 1]):
-        place.argument = steps[at + 1].argval
+        site.argument = steps[at + 1].argval
     if at >= 0 and steps[at].opname == "PUSH_NULL":
         at -= 1
     if at >= 0:
-        place.callee = _callee(steps[at], steps, code)
+        site.callee = _callee(steps[at], steps, code)
 
 
 def _callee(step: _Step, steps: list[_Step], code: CodeType) -> str:
