@@ -165,9 +165,15 @@ def _of_sound(frame: Any) -> dict[str, Tensor]:
         return {"samples": _on(frame, frame.planes[0], dtype, shape, None)}
     if len(set(names)) < len(names):  # of a layout that says their number only
         names = [str(number) for number in range(len(names))]
+    planes = frame.planes
+    if len(planes) != len(names) or not frame.samples:
+        counts = f"{len(names)} channels, {len(planes)} planes and {frame.samples} samples"
+        raise ExchangeError(
+            f"a frame of sound with {counts}: pass frame.to_ndarray(), which copies what PyAV has"
+        )
     return {
         name: _on(frame, plane, dtype, (frame.samples,), None)
-        for name, plane in zip(names, frame.planes, strict=True)
+        for name, plane in zip(names, planes, strict=True)
     }
 
 

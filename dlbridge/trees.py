@@ -52,7 +52,8 @@ def tree_to_device(
     -------
     object
         New containers of the same classes where something in them has changed, and the same
-        ones elsewhere. An array that is in the tree twice is one array in the result, too.
+        ones elsewhere; a mapping that is neither a dict nor a UserDict becomes a dict. An array
+        that is in the tree twice is one array in the result, too.
         Numbers, texts, None and objects that are no arrays are the same objects.
 
     Raises

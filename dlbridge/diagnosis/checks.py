@@ -36,6 +36,7 @@ FOR_TESTS = {
     "DLBRIDGE_EXPECT",
     "DLBRIDGE_KIT_SEED",
     "DLBRIDGE_FUZZ_SECONDS",
+    "DLBRIDGE_OPERATIONS",
     "DLBRIDGE_STORM_SECONDS",
     "DLBRIDGE_FAKE_DELAY_US",
     "DLBRIDGE_FAKE_SHARED",
@@ -50,7 +51,11 @@ def check_all(*, quick: bool = False, only: Sequence[str] = ()) -> Iterator[Find
     nothing else is.
     """
     if only:
-        yield from check_backends(only)
+        for finding in check_backends(only):
+            # What the user has named is to work.
+            needed = finding.state == "note"
+            remedy = finding.said.removeprefix("not usable here: ")
+            yield finding._replace(state="problem", remedy=remedy) if needed else finding
         return
     yield Finding("ok", "Python", sys.version.split()[0])
     yield from check_packages()

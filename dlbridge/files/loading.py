@@ -512,6 +512,11 @@ def _read(
         return [npy.read_npy(source, dtype)], {}
     if kind == "npz":
         return npy.read_npz(source, dtype), {}
+    if dtype is not None and dtype.code in _NOT_FLOATING:
+        raise ValueError(
+            f"{source.path}: dtype={str(dtype)!r} would convert nothing: of a file with several "
+            "tensors, dtype= is a floating-point type for the floating-point tensors"
+        )
     if kind == "gguf":
         if raw and dtype is not None:
             raise ValueError(f"{source.path}: raw=True gives bytes: leave dtype= out, or raw=")

@@ -175,6 +175,12 @@ def _raw(where: str, itemsize: int, wanted: DType | None, member: str | None) ->
             f"{where}: elements of {itemsize} bytes of raw memory: numpy does not write the names "
             f"of ml_dtypes' types. Say what they are: {call}"
         )
+    if wanted.name in ("float16", "float32", "float64"):
+        raise FileError(
+            f"{where}: elements of {itemsize} bytes of raw memory, and numpy names {wanted}, so "
+            f"they are of another type: name it, as in {call}, and convert the tensor by "
+            "dlbridge.astype"
+        )
     if wanted.itemsize != itemsize:
         raise FileError(
             f"{where}: elements of {itemsize} bytes, and {wanted} has {wanted.itemsize}: name a "

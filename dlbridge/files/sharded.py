@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.errors import FileError
 
-from .source import DAMAGED, printable
+from .source import DAMAGED, look_for_text, open_source, printable, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +42,7 @@ def shards_of(x: Any) -> Shards | None:
     if isinstance(x, list | tuple):
         if not x:
             raise ValueError("load([]): the list names no file")
-        return Shards(f"a list of {len(x)} files", list(x), {})
+        return _whole(Shards(f"a list of {len(x)} files", list(x), {}))
     if not isinstance(x, str | os.PathLike) or isinstance(os.fspath(x), bytes):
         return None
     path = Path(x)
@@ -65,21 +67,53 @@ def _of_folder(folder: Path) -> Shards:
             f"{where} is a folder with {what}: give the file, a list of files, or a folder with "
             f"files of one of the formats {', '.join(_SUFFIXES)}"
         )
-    return Shards(where, list(paths), {})
+    return _whole(Shards(where, list(paths), {}))
+
+
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)", re.ASCII)
+"""The name of a part: the model's, its number from 1 on, how many there are, and the suffix."""
+
+
+def _whole(shards: Shards) -> Shards:
+    """*shards*; FileNotFoundError if names say that there are more parts."""
+    parts = [
+        (path, match)
+        for path in shards.paths
+        if isinstance(path, str | Path) and (match := _PART.fullmatch(Path(path).name))
+    ]
+    there = {Path(path).name for path, _ in parts}
+    for path, match in parts:
+        name, _, count, suffix = match.groups()
+        for number in range(1, int(count) + 1):
+            part = f"{name}-{number:05}-of-{count}{suffix}"
+            if part not in there:
+                raise FileNotFoundError(
+                    errno.ENOENT,
+                    f"a part of the model is missing in {shards.name}: load each file that is "
+                    "there alone, or get this one",
+                    str(Path(path).with_name(part)),
+                )
+    return shards
 
 
 def _by_index(path: Path) -> Shards:
     where = printable(str(path))
+    source = open_source(path)
+    content = source.read(0, source.size)
     try:
-        placed = json.loads(path.read_bytes())["weight_map"]
+        placed = json.loads(content)["weight_map"]
         if not isinstance(placed, dict) or not all(isinstance(n, str) for n in placed.values()):
             raise TypeError("weight_map is no table of names of files")
     except (ValueError, TypeError, KeyError, RecursionError) as exc:
-        raise FileError(f"{where} is no index of safetensors files ({exc!r}): {DAMAGED}") from exc
+        if content.lstrip()[:1] not in (b"{", b"["):
+            look_for_text(source)
+        raise FileError(
+            f"{where} is no index of safetensors files ({exc!r}): {words_of(content)!r}; {DAMAGED}"
+        ) from exc
     names = sorted(set(placed.values()))
     for name in names:
         # What a downloaded file says must not reach files beside the model.
-        if os.path.basename(name) != name or name in ("", ".", ".."):  # noqa: PTH119 - of a text
+        if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:  # noqa: PTH119 - of a text
             raise FileError(
                 f"{where} names {name!r}, which is not a file of the same folder: {DAMAGED}"
             )

@@ -65,6 +65,18 @@ def open_source(x: Any) -> Source:
     return _Content(opened, content)
 
 
+class _Held:
+    """An open file, which is closed with the last thread that reads from it."""
+
+    __slots__ = ("file",)
+
+    def __init__(self, file: io.FileIO) -> None:
+        self.file = file
+
+    def __del__(self) -> None:
+        self.file.close()  # Python warns of files that nobody has closed
+
+
 class Source:
     """A regular file, open for reading as long as this object exists.
 
@@ -75,24 +87,26 @@ class Source:
     def __init__(self, opened: str, file: io.FileIO) -> None:
         self.opened: str = opened
         self.path: str = printable(opened)
-        self._file = file
+        self._open: _Held | None = _Held(file)
         self._lock = RLock()
         self._mapped: np.ndarray[Any, Any] | None = None
         self.size = self._now()
 
     def close(self) -> None:
-        """Close the file; tensors on its pages stay."""
-        self._file.close()
+        """Close the file, once no thread reads from it; tensors on its pages stay."""
+        self._open = None
         self._mapped = None
 
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):  # Python warns of files that nobody has closed
-            self._file.close()
+    def _held(self) -> _Held:
+        """The file, as long as the caller holds this: its number cannot become another file's."""
+        held = self._open
+        if held is None:
+            raise ValueError(f"{self.path} was closed at the end of the block of with: {REOPEN}")
+        return held
 
     def _now(self) -> int:
-        if self._file.closed:
-            raise ValueError(f"{self.path} was closed at the end of the block of with: {REOPEN}")
-        return os.fstat(self._file.fileno()).st_size
+        held = self._held()
+        return os.fstat(held.file.fileno()).st_size
 
     def check_size(self) -> None:
         """FileError if the file has become shorter: its pages could not be read any more."""
@@ -112,12 +126,13 @@ class Source:
 
     def read_some(self, offset: int, into: memoryview) -> int:
         """Put bytes from *offset* on into *into*; how many, FileError if there are none."""
+        held = self._held()
         if _has_preadv:
-            count = os.preadv(self._file.fileno(), [into], offset)
+            count = os.preadv(held.file.fileno(), [into], offset)
         else:
             with self._lock:
-                self._file.seek(offset)
-                count = self._file.readinto(into) or 0
+                held.file.seek(offset)
+                count = held.file.readinto(into) or 0
         if not count:
             raise FileError(f"{self.path} ends at byte {offset}: {DAMAGED}")
         return count
@@ -144,7 +159,8 @@ class Source:
             import mmap
 
             # Shared and read-only: no page is ever copied, and other processes have the same ones.
-            pages = mmap.mmap(self._file.fileno(), self.size, access=mmap.ACCESS_READ)
+            held = self._held()
+            pages = mmap.mmap(held.file.fileno(), self.size, access=mmap.ACCESS_READ)
             self._mapped = np.frombuffer(pages, "u1")
         return self._mapped
 
@@ -230,7 +246,7 @@ def look_for_text(source: Source) -> None:
         )
     if start.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
         title = re.search(rb"<title[^>]*>([^<]*)", first, re.IGNORECASE)
-        named = f" ({_words_of(title[1])!r})" if title else ""
+        named = f" ({words_of(title[1])!r})" if title else ""
         raise FileError(
             f"{source.path} is a web page{named}, not a file of tensors: was a login needed, or "
             "the link that of a page about the file? Get it again by the link of the file itself"
@@ -238,22 +254,29 @@ def look_for_text(source: Source) -> None:
     if start.startswith((b"<?xml", b"<error")):
         raise FileError(
             f"{source.path} is an XML text, which servers of files send for an error: "
-            f"{_words_of(first)!r}; get the file again"
+            f"{words_of(first)!r}; get the file again"
         )
-    if start[:1] in b"{[" and start and _is_printable(first):
+    if first and not _is_printable(first):
+        return
+    if start[:1] in (b"{", b"["):
         raise FileError(
-            f"{source.path} is a JSON text, not a file of tensors: {_words_of(first)!r}; if a "
+            f"{source.path} is a JSON text, not a file of tensors: {words_of(first)!r}; if a "
             "server sent it for an error, get the file again; the name of an index of safetensors "
             "files ends in .safetensors.index.json"
+        )
+    if start:
+        raise FileError(
+            f"{source.path} is a text, not a file of tensors: {words_of(first)!r}; if a server "
+            "sent it in place of the file, get the file again"
         )
 
 
 def _is_printable(raw: bytes) -> bool:
-    text = raw.decode("utf-8", "ignore")
+    text = raw.decode("utf-8", "replace")
     return all(letter.isprintable() or letter.isspace() for letter in text)
 
 
-def _words_of(raw: bytes) -> str:
+def words_of(raw: bytes) -> str:
     """The first words of a text, for a message."""
     text = " ".join(raw.decode("utf-8", "replace").split())
     return text if len(text) <= 120 else f"{text[:117]}..."

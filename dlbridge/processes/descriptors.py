@@ -10,8 +10,6 @@ from contextlib import suppress
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import dlbridge as bridge
 from dlbridge.errors import Error, ExchangeError
 from dlbridge.extending import (
@@ -179,7 +177,10 @@ def _number(fd: Any) -> int:
 def _layout(shape: Any, dtype: Any, offset: Any, strides: Any) -> Layout:
     kind: DType = bridge.dtype(dtype)
     check_dtype(kind)
-    extents = (index(shape),) if hasattr(type(shape), "__index__") else tuple(map(index, shape))
+    try:
+        extents = (index(shape),) if hasattr(type(shape), "__index__") else tuple(map(index, shape))
+    except TypeError as exc:
+        raise TypeError(f"shape is {shape!r}: give an integer, or integers, for it") from exc
     if min(extents, default=0) < 0:
         raise ValueError(f"shape {extents} has a negative extent")
     steps = None if strides is None else tuple(map(index, strides))
@@ -193,9 +194,7 @@ def _check_inside(layout: Layout, nbytes: int) -> None:
     offset, dtype, shape, strides = layout[:4]
     if 0 in shape:
         return
-    # (Where the strides are compact, the end is that of the number of elements.)
-    steps = np.cumprod((1, *shape[:0:-1]), dtype=object)[::-1] if strides is None else strides
-    first, end = byte_reach(dtype, shape, tuple(steps))
+    first, end = byte_reach(dtype, shape, strides)
     if offset + first < 0 or offset + end > nbytes:
         raise ExchangeError(
             f"{dtype} {shape} with strides {strides} at byte {offset} needs the bytes "
@@ -337,6 +336,11 @@ def _opaque(
             "nobody says how long memory of kind 'opaque' is: pass nbytes=, the length that its "
             "exporter has allocated"
         )
+    if not hasattr(type(nbytes), "__index__"):
+        raise TypeError(f"nbytes is {nbytes!r}, and a number of bytes is an integer")
+    nbytes = index(nbytes)
+    if not 0 < nbytes < 1 << 63:
+        raise ExchangeError(f"nbytes is {nbytes}, and no memory has that length")
     _check_inside(layout, nbytes)
     own = Descriptor()
     _duplicate(own, number)

@@ -296,7 +296,7 @@ def test_ctrl_c_ends_each_command_in_one_line(command, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     given = {"explain": ["numpy", "cpu"], "bench": ["copy"], "conformance": ["numpy"]}
-    given["new-backend"] = ["sundial"]
+    given |= {"new-backend": ["sundial"], "watch": ["script.py"]}
     monkeypatch.setattr(f"dlbridge.{COMMANDS[command][0]}.run", interrupt)
     assert main([command, *given.get(command, [])]) == 130
     assert capsys.readouterr().err == "interrupted\n"
@@ -315,3 +315,10 @@ def test_info_in_a_narrow_terminal():
     lines = done.stdout.splitlines()[1:]
     assert [line for line in lines if len(line) > 40] == []
     assert "cpu:0     cpu, " in done.stdout
+
+
+def test_doctor_of_a_backend_that_is_not_here():
+    for name in ("ext_dve", "torch-npu"):
+        done = run("doctor", name)
+        assert done.returncode == 1, done.stdout
+        assert name in done.stdout

@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import tempfile
+import threading
 import zipfile
 from copy import copy as copied, deepcopy
 from functools import partial
@@ -502,7 +503,11 @@ def test_an_array_behind_another_one():
     [
         (io.StringIO("a"), TypeError, r"a StringIO gives text: .*open\(path, 'rb'\)"),
         (io.BytesIO(), bridge.FileError, "<BytesIO> begins with b''"),
-        (io.BytesIO(b"x" * 40), bridge.FileError, "<BytesIO> begins with b'xxxxxxxx'"),
+        (
+            io.BytesIO(b"x" * 40),
+            bridge.FileError,
+            "<BytesIO> is a text, not a file of tensors: 'xxxxx",
+        ),
         (3, TypeError, r"load\(\) takes a path or an open file, not an int"),
         (
             b"\x93NUMPY\x01\0 more",
@@ -598,3 +603,39 @@ def test_a_tensor_is_no_attribute(model):
         file.weight
     with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
         file.xyzzy
+
+
+def test_the_end_of_a_block_waits_for_no_reader_and_closes_under_none(tmp_path):
+    """Another file got the number of the descriptor while a thread still read by it."""
+    for name, value in (("good", 1.0), ("evil", 666.0)):
+        bridge.save(
+            tmp_path / f"{name}.safetensors", {f"t{i}": np.full(512, value) for i in range(8)}
+        )
+    wrong = []
+
+    def read(file):
+        for name in list(file) * 4:
+            try:
+                found = file.read(name)
+            except ValueError as exc:
+                assert "closed at the end of the block" in str(exc)  # noqa: PT017 - in a thread
+                return
+            if found.tolist()[0] != 1.0:
+                wrong.append(name)
+
+    for _ in range(40):
+        with bridge.load(tmp_path / "good.safetensors", copy=True) as file:
+            threads = [threading.Thread(target=read, args=(file,)) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+        evil = [(tmp_path / "evil.safetensors").open("rb") for _ in range(4)]
+        for thread in threads:
+            thread.join()
+        for each in evil:
+            each.close()
+    assert wrong == []
+
+
+def test_a_type_without_fractions_converts_no_model(model):
+    with pytest.raises(ValueError, match=r"int8.*floating-point"):
+        bridge.load(model[0], dtype="int8")

@@ -83,8 +83,8 @@ def test_raw_memory_needs_its_type(tmp_path):
         bridge.load(tmp_path / "a.npy")
     found = bridge.load(tmp_path / "a.npy", dtype="bfloat16")
     assert (found.dtype, found.tolist()) == ("bfloat16", [0, 1, 2, 3])
-    with pytest.raises(bridge.FileError, match="float32 has 4"):
-        bridge.load(tmp_path / "a.npy", dtype="float32")
+    with pytest.raises(bridge.FileError, match="uint8x3 has 3"):
+        bridge.load(tmp_path / "a.npy", dtype="uint8x3")
     bridge.save(tmp_path / "b.npy", array)
     assert np.load(tmp_path / "b.npy").dtype == "V2"
     np.savez(tmp_path / "a.npz", x=array, y=np.ones(2))  # the others say what they are
@@ -458,3 +458,14 @@ def test_vectors_of_more_bytes_than_there_are_lanes(tmp_path, name, suffix):
     else:
         with pytest.raises(bridge.FileError, match="dtype='uint16x"):
             bridge.load(path)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_raw_memory_is_not_read_as_a_type_that_numpy_names(tmp_path, suffix):
+    """bfloat16 of ml_dtypes became 1.875 where 1 was saved, when float16 was asked for."""
+    ml_dtypes = peer("ml_dtypes")
+    path = tmp_path / f"a.{suffix}"
+    array = np.arange(3).astype(ml_dtypes.bfloat16)
+    np.save(path, array) if suffix == "npy" else np.savez(path, x=array)
+    with pytest.raises(bridge.FileError, match=r"numpy names float16.*bfloat16"):
+        dict(bridge.load(path, dtype="float16"))

@@ -21,6 +21,7 @@ TEXTS = {
         b'\xef\xbb\xbf<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>',
         "XML text.*AccessDenied",
     ),
+    "words": (b"Invalid username or password.", r"a text.*Invalid username or password"),
     "json": (b'{"error": "Repository Not Found"}\n', "JSON text.*Repository Not Found"),
 }
 

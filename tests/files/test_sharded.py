@@ -123,3 +123,35 @@ def test_arrays_without_names(tmp_path):
     np.save(tmp_path / "a.npy", np.ones(2))
     with pytest.raises(ValueError, match=r"one array without a name: load it alone"):
         bridge.load([tmp_path / "a.npy"])
+
+
+@pytest.mark.parametrize("way", [lambda folder: folder, lambda folder: sorted(folder.iterdir())])
+def test_a_part_that_is_missing_is_named(tmp_path, way):
+    for number in (1, 3):
+        bridge.save(
+            tmp_path / f"model-0000{number}-of-00003.safetensors", {f"t{number}": np.ones(2)}
+        )
+    with pytest.raises(FileNotFoundError, match=r"model-00002-of-00003\.safetensors"):
+        bridge.load(way(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "Git LFS"),
+        (b"<!DOCTYPE html><html>", "web page"),
+        (b'{"error": "no such model"}', "no such model"),
+        (b"Entry not found", "Entry not found"),
+    ],
+)
+def test_what_stands_in_place_of_an_index(tmp_path, content, words):
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_bytes(content)
+    with pytest.raises(bridge.FileError, match=words):
+        bridge.load(path)
+
+
+def test_a_name_with_a_zero_byte(folder):
+    write_index(folder, {"embed": "a\0b"})
+    with pytest.raises(bridge.FileError, match="not a file of the same folder"):
+        bridge.load(folder)

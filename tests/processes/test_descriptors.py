@@ -394,3 +394,32 @@ def test_other_memory_has_no_descriptor(make):
 @pytest.mark.parametrize("killed", ["producer", "consumer"])
 def test_a_ring_of_frames_beside_a_process_that_is_killed(killed):
     run_scene(f"descriptors.{killed}_is_killed")
+
+
+def test_a_tensor_without_dimensions_there_and_back():
+    fd, layout = bridge.share(np.array(7.0)).to_fd()
+    try:
+        assert bridge.from_fd(fd, **layout).item() == 7.0
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("nbytes", [0, -1, 2**63, "x", 1.5])
+def test_a_length_that_no_memory_has(nbytes):
+    backend_or_skip("vulkan")
+    fd = os.memfd_create("none")
+    try:
+        with pytest.raises((bridge.ExchangeError, TypeError), match="nbytes"):
+            bridge.from_fd(fd, (0,), "uint8", kind="opaque", device="vulkan:0", nbytes=nbytes)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("shape", [None, "12", (1.5,), np.array([2.5])])
+def test_a_shape_that_is_none(shape):
+    fd = os.memfd_create("none")
+    try:
+        with pytest.raises(TypeError, match="shape"):
+            bridge.from_fd(fd, shape, "uint8")
+    finally:
+        os.close(fd)

@@ -282,9 +282,9 @@ class Tensor(TensorMetadata):
         Parameters
         ----------
         copy : bool, optional
-            False: a view, or an error where the host does not read the device's memory.
-            None: a copy where it does not, which is read-only, as a write to it would not
-            reach the tensor. True: always a copy.
+            False: a view, or an error for memory of a device. None: a view of host memory, and
+            a copy of a device's, which is read-only, as a write to it would not reach the
+            tensor. True: always a copy.
         force : bool
             As torch's: ``t.numpy(force=True)`` is ``t.numpy(copy=None)``.
 
@@ -309,10 +309,10 @@ class Tensor(TensorMetadata):
                 copy = None
             if copy is False:
                 raise ExchangeError(
-                    f"the tensor is on {self.device}, whose memory the host does not read in "
-                    f"place; t.numpy(copy=None) copies it, and {methods.way_to_host(self)}"
+                    f"the tensor is on {self.device}, and numpy has no views of that; "
+                    f"t.numpy(copy=None) copies it, and {methods.way_to_host(self)}"
                 )
-            on_host = self.to_device("cpu", copy=copy).numpy()
+            on_host = self.to_device("cpu", copy=True).numpy()
             on_host.flags.writeable = copy is True
             return on_host
         host_access(self._memory)

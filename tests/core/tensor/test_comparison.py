@@ -89,6 +89,16 @@ def test_a_copy_that_was_not_asked_for_is_read_only(tensor):
     assert tensor[0, 0] == 0
 
 
+def test_an_array_of_a_devices_tensor_is_a_snapshot(tensor):
+    if tensor.device.name == "cpu":
+        return  # a view
+    for take in (np.asarray, lambda t: t.numpy(copy=None)):
+        before = take(tensor)
+        bridge.copy_(tensor, np.full_like(A, 9))
+        np.testing.assert_array_equal(before, A)
+        bridge.copy_(tensor, A)
+
+
 def test_a_copy_that_was_asked_for_is_the_callers(tensor):
     for array in (tensor.numpy(copy=True), np.array(tensor)):
         array[0, 0] = 7
