@@ -149,8 +149,8 @@ def _refused_format(form: Any) -> ExchangeError:
 
 def _refused(frame: Any, why: str) -> ExchangeError:
     return ExchangeError(
-        f"a frame of the format {frame.format.name!r} {why}; pass "
-        f"frame.reformat(format='rgb24'), which makes another one"
+        f"a frame of the format {frame.format.name!r} {why}; pass frame.to_ndarray(), which "
+        "copies it, or a frame that was reformatted to another format"
     )
 
 
