@@ -1,5 +1,6 @@
 """Devices: which are taken, in what order, under which names; and what is said where none is."""
 
+import dataclasses
 import json
 
 import pytest
@@ -54,8 +55,7 @@ def test_tvms_order(vulkan, monkeypatch):
     listed = ["cpu", "other", "discrete", "virtual", "cpu", "integrated", "discrete"]
     real = vulkan.devices._entries[0].physical
     made = [
-        instances.PhysicalDevice(**{**vars(real), "kind": kind, "name": f"{kind} {i}"})
-        for i, kind in enumerate(listed)
+        dataclasses.replace(real, kind=kind, name=f"{kind} {i}") for i, kind in enumerate(listed)
     ]
     monkeypatch.setattr(instances, "array", lambda *_: made)
     monkeypatch.setattr(instances, "describe", lambda pointer, version: pointer)
