@@ -20,7 +20,7 @@ from dlbridge import ffi
 from dlbridge.abi import DLPACK_VERSION, TABLE_NAMES, begin_call, end_blocks, ffi as c, table_of
 from dlbridge.core.dlpack import foreign_tables
 from dlbridge.core.plugins.streams import begin_block
-from dlbridge.ffi import streams, tensors
+from dlbridge.ffi import lending, streams, tensors
 from dlbridge.protocol import Span
 
 N = 1 << 16
@@ -598,7 +598,7 @@ def test_a_call_lends_tensors_of_torch_on_the_device(fake, cuda, chosen, monkeyp
         for name in TABLE_NAMES:  # torch has one of them
             setattr(Lent, name, int(c.cast("uintptr_t", table)))
         monkeypatch.setitem(foreign_tables._tables, torch.Tensor, table_of(Lent))
-        monkeypatch.setattr(tensors, "_torchs_work", {})
+        monkeypatch.setattr(lending, "_torchs_work", {})
         tensors.tensor_rule(Lent)  # as the first call of a class does
         on = ours if chosen else theirs
 
