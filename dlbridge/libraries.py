@@ -4,6 +4,6 @@ The group is ``dlbridge.libraries``; `Library` has the details, `Exchange` what 
 looks for.
 """
 
-from dlbridge.extending import Exchange, Library
+from dlbridge.core.libraries.library import Exchange, Library
 
 __all__ = ["Exchange", "Library"]
