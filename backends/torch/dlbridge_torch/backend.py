@@ -87,7 +87,7 @@ class TorchDevice(Devices):
         -------
         mapping of str to object
             ``name``, ``driver`` (the version of torch), and where torch says it ``memory``, and
-            ``memory_used`` by torch's allocator, in bytes.
+            ``memory_used``: the bytes of tensors in torch's allocator, without what it keeps.
 
         Examples
         --------
@@ -98,7 +98,7 @@ class TorchDevice(Devices):
         info: dict[str, object] = {"name": f"torch.{self.kind}", "driver": f"torch {version}"}
         with suppress(Exception):  # what torch does not say stays out
             info["name"] = str(ask.get_device_name(device_id))
-            info["memory_used"] = int(ask.memory_reserved(device_id))
+            info["memory_used"] = int(ask.memory_allocated(device_id))
             info["memory"] = int(ask.get_device_properties(device_id).total_memory)
         return info
 

@@ -203,6 +203,11 @@ def empty_cache():
         COUNTS.reserved -= key[2] * len(freed)
 
 
+def memory_allocated(_device=None):
+    kept = sum(key[2] * len(freed) for key, freed in list(_free.items()))
+    return COUNTS.reserved - kept
+
+
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -336,7 +341,7 @@ MODULE = SimpleNamespace(
     is_initialized=lambda: True,
     _is_in_bad_fork=lambda: os.getpid() != _process and COUNTS.allocations > 0,
     manual_seed_all=lambda seed: None,
-    memory_reserved=lambda device=None: COUNTS.reserved,
+    memory_allocated=memory_allocated,
     stream=stream,
     synchronize=synchronize,
 )
