@@ -255,6 +255,8 @@ def with_owner(value: object, make: Callable[..., int], *arguments: Any) -> Hand
     finally:
         if entered and not slot[0]:
             _drop(key)
+        elif not entered and key in _counts and not _counts[key]:
+            del _counts[key]  # to read it has entered a 0, and there was no memory for more
     return handle
 
 
