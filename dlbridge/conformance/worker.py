@@ -89,15 +89,20 @@ def _in_child(subject: Subject, rule: Rule) -> tuple[str, str]:
         os._exit(0)  # the end of Python takes a second where a large library is loaded
     os.close(writer)
     # With the exit the pipe is closed; a case that goes on while Python ends has the last resort.
-    if not _has_ended(reader, child):
+    waits = not _has_ended(reader, child)
+    if waits:
         os.kill(child, signal.SIGALRM)
-    status = os.waitpid(child, 0)[1]
+    _, status, usage = os.wait4(child, 0)
     with os.fdopen(reader, "rb") as file:
         text = file.read()
     by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    if by == signal.SIGALRM:
+    if by == signal.SIGALRM and waits:
         return "crash", f"it hangs: nothing happens for {LIMIT} s"
-    if by == signal.SIGXCPU:
+    if by == signal.SIGALRM:
+        return "crash", f"it hangs: no end after {LIMIT * _LONGEST_CASE} s"
+    # The system sends SIGKILL where it looks a second late.
+    worked = usage.ru_utime + usage.ru_stime
+    if by == signal.SIGXCPU or (by == signal.SIGKILL and worked >= LIMIT):
         return "crash", f"it hangs: no end after {LIMIT} s of work"
     if by:
         after = " when the process ended" if text else ""

@@ -212,9 +212,8 @@ def test_a_case_that_works_for_ever_is_a_crash(monkeypatch):
     monkeypatch.setattr(worker, "LIMIT", 1)  # no verdict: it never ends
     rule = Rule("X", "it ends", Source.NONE, work)
     state, said = worker._in_child(None, rule)
-    assert state == "crash"
-    # On a busy machine it may get no time for a second, or be over the system's last limit at once.
-    assert said.startswith(("it hangs: ", "SIGKILL"))
+    # On a busy machine it has not worked for a second when its time is over.
+    assert (state, said.partition(" after ")[0]) == ("crash", "it hangs: no end")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell")
