@@ -6,14 +6,14 @@ public names only"); ``docs/extending.md`` has two small examples.
 
 `CPU` is the device of the host's memory, `MAX_NDIM` the most dimensions that a tensor can have,
 `MAX_NBYTES` the bytes of the largest address space. `LOADED` is the dict of the backends that have
-been loaded, by name, and `INSTALLATION` says how those of dlbridge are installed. For the
-description of a library: `NUMPY_OWN`, `FLOAT8` and `PACKED` are names of dtypes, `HOST_ONLY` and
-`ALL_HOST` types of devices.
+been loaded, by name, `TRACES` the list of the active traces, and `INSTALLATION` says how the
+backends of dlbridge are installed. For the description of a library: `NUMPY_OWN`, `FLOAT8` and
+`PACKED` are names of dtypes, `HOST_ONLY` and `ALL_HOST` types of devices.
 """
 
 from __future__ import annotations
 
-from dlbridge.core.dlpack.exports import check_host_stream
+from dlbridge.core.dlpack.exports import check_copy, check_host_stream
 from dlbridge.core.dlpack.structs import MAX_NDIM
 from dlbridge.core.implementation_details.handlers import handlers_cause, unless_handler
 from dlbridge.core.interfaces.dlpack import import_from_host, import_producer
@@ -40,7 +40,7 @@ from dlbridge.core.libraries.lookup import (
 )
 from dlbridge.core.moves.copies import copy_elements, packed_bytes, part_of
 from dlbridge.core.moves.fills import fill
-from dlbridge.core.moves.plans import recorded
+from dlbridge.core.moves.plans import recorded, running
 from dlbridge.core.moves.progress import tally
 from dlbridge.core.moves.transfer import (
     export_memory,
@@ -71,6 +71,7 @@ from dlbridge.core.tensor.memory import (
 )
 from dlbridge.core.tensor.metadata import numpy_type
 from dlbridge.core.tensor.operand import host_array, operand_of, wait_for_work
+from dlbridge.core.traces import TRACES
 from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.dtypes import NUMPY_OWN, alignment_of, check_dtype, limits_of
 from dlbridge.core.values.layout import (
@@ -92,6 +93,7 @@ __all__ = [
     "MAX_NDIM",
     "NUMPY_OWN",
     "PACKED",
+    "TRACES",
     "Exchange",
     "Library",
     "Memory",
@@ -101,6 +103,7 @@ __all__ = [
     "bytes_text",
     "check_array",
     "check_backend",
+    "check_copy",
     "check_device",
     "check_dtype",
     "check_host_stream",
@@ -146,6 +149,7 @@ __all__ = [
     "public_in",
     "ready_stream",
     "recorded",
+    "running",
     "strides_in_elements",
     "tally",
     "tensor_on",

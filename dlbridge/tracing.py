@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dlbridge.core.moves.plans import time_and_place, what_copies
-from dlbridge.core.traces import TRACES
-from dlbridge.extending import bytes_text, html_table, public_in
+from dlbridge.extending import TRACES, bytes_text, html_table, public_in
 
 if TYPE_CHECKING:
     from dlbridge import Plan
@@ -55,7 +53,7 @@ class Trace:
         return f"{moves} move{'' if moves == 1 else 's'}, {self.nbytes} bytes copied"
 
     def __str__(self) -> str:
-        lines = [f"{plan}\n  {time_and_place(plan)}" for plan in self.plans]
+        lines = [f"{plan}\n  {plan.took}" for plan in self.plans]
         return "\n".join([*lines, self._total()])
 
     def summary(self) -> str:
@@ -78,7 +76,7 @@ class Trace:
         found: dict[str, list[Plan]] = {}
         for plan in self.plans:
             if plan.nbytes:
-                reason = re.sub(r"\b0x[0-9a-f]+", "0x...", what_copies(plan))
+                reason = re.sub(r"\b0x[0-9a-f]+", "0x...", plan.reasons)
                 found.setdefault(f"{plan.where}: {reason}", []).append(plan)
         rows = []
         for text, plans in found.items():

@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 
-from dlbridge import astype, to_device
-from dlbridge.api.like import as_library
-from dlbridge.core.dlpack.exports import check_copy
-from dlbridge.core.libraries.lookup import find_library
-from dlbridge.core.moves.copies import copy_elements, packed_bytes, part_of
-from dlbridge.core.moves.host_views import host_view
-from dlbridge.core.moves.plans import Plan, is_recording, record_run
-from dlbridge.core.moves.progress import tally
-from dlbridge.core.moves.transfer import (
-    choose,
-    cost_of,
-    described,
-    new_tensor,
-    run,
-    why_no_host_view,
+from dlbridge import (
+    Device,
+    DLDataTypeCode,
+    Plan,
+    Tensor,
+    astype,
+    dtype as as_dtype,
+    to_device,
 )
-from dlbridge.core.plugins.lookup import check_device
-from dlbridge.core.plugins.registry import plugin_of
-from dlbridge.core.public import public
-from dlbridge.core.tensor.array_tensor import tensor_on, wrap_array
-from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import CPU, Device
-from dlbridge.core.values.dtypes import DLDataTypeCode, check_dtype, dtype as as_dtype
+from dlbridge.api.like import as_library
 from dlbridge.errors import Error, ExchangeError, FileError
+from dlbridge.extending import (
+    CPU,
+    check_copy,
+    check_device,
+    check_dtype,
+    copy_elements,
+    find_library,
+    host_import_refusal,
+    new_tensor,
+    operand_of,
+    packed_bytes,
+    part_of,
+    public_in,
+    running,
+    tally,
+    tensor_on,
+    wrap_array,
+)
 
 from . import gguf, npy, safetensors
 from .sharded import check_shards, shards_of
@@ -45,8 +49,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from dlbridge.core.tensor.operand import Operand
-    from dlbridge.core.values.dtypes import DType
+    from dlbridge import DType, Operand
     from dlbridge.typing import DeviceLike, DTypeLike, FilesLike, ProgressLike
 
     Report = Callable[[int], None]
@@ -60,7 +63,7 @@ else:
     _Array = TypeVar("_Array")
 
 
-@public
+@public_in("dlbridge")
 class TensorFile(Mapping[str, _Array]):
     """The tensors of a file by name, each loaded at its first use. Made by `dlbridge.load`.
 
@@ -360,7 +363,7 @@ def load(
     like: object,
     **options: Unpack[_Options],
 ) -> LoadedFile[Any]: ...
-@public
+@public_in("dlbridge")
 def load(
     path: FilesLike,
     device: DeviceLike = "cpu",
@@ -451,7 +454,6 @@ def load(
     """
     check_copy(copy)
     where = check_device(device)
-    plugin_of(where)  # an error at once, not at the first use
     wanted = None if dtype is None else as_dtype(dtype)
     if wanted is not None:
         check_dtype(wanted)
@@ -557,15 +559,15 @@ class _Way:
         self.copy = copy
         self.shape = entry.shape[::-1] if entry.fortran else entry.shape
         self.origin = f"{entry.name or 'the array'} of {source.path}"
-        self.start = time.perf_counter()
 
-    def ran(self, tensor: Tensor, kind: str, nbytes: int, reason: str) -> None:
-        """Give `dlbridge.trace` a plan of the step that has just made *tensor*."""
-        if is_recording():
-            seconds = time.perf_counter() - self.start
-            plan = Plan(self.entry.dtype, self.shape, self.origin, CPU, self.target)
-            plan.add(kind, CPU, self.target, nbytes, reason)
-            record_run(plan, None, tensor, seconds)
+    def step(self, kind: str, nbytes: int, reason: str) -> AbstractContextManager[object]:
+        """A block that makes the tensor by this one step, for `dlbridge.trace`."""
+        plan = Plan(self.entry.dtype, self.shape, self.origin, CPU, self.target)
+        plan.add(kind, CPU, self.target, nbytes, reason)
+        return running(plan)
+
+
+_PAGES = "the pages of the file are the memory"
 
 
 def _place(way: _Way, report: Report) -> Tensor:
@@ -609,8 +611,8 @@ def _in_place(way: _Way) -> Tensor | str:
         return f"the file cannot be mapped: {exc}"
     if target is not CPU:
         return _imported(way, mapped)
-    way.ran(mapped, "share", 0, "the pages of the file are the memory")
-    return mapped
+    with way.step("share", 0, _PAGES):
+        return mapped
 
 
 def _imported(way: _Way, mapped: Tensor) -> Tensor | str:
@@ -640,17 +642,15 @@ def _imported(way: _Way, mapped: Tensor) -> Tensor | str:
 
 
 def _import(way: _Way, mapped: Tensor) -> Tensor | str:
-    operand = operand_of(mapped)
+    asked = way.copy is False
+    refusal = host_import_refusal(way.target, mapped.data_ptr(), mapped.nbytes, asked=asked)
+    if refusal:
+        return refusal
     try:
-        choice = choose(operand, way.target, way.copy)
-        step = described(choice, operand, way.target, way.copy, way.origin).steps[-1]
-        if cost_of(choice, operand):
-            return step.reason
-        tensor = run(choice, mapped, operand, way.target, False)[0]
-    except Error as exc:  # copy=False, or a driver that knows more than its backend
-        return str(exc).removesuffix("; pass copy=None to allow it")  # `place` says so, too
-    way.ran(tensor, step.kind, 0, step.reason)
-    return tensor
+        with way.step("host import", 0, _PAGES):
+            return to_device(mapped, way.target, copy=False)
+    except Error as exc:  # a driver that knows more than its backend
+        return str(exc)
 
 
 _BYTE = as_dtype("uint8")
@@ -663,16 +663,15 @@ def _copied(way: _Way, reason: str, report: Report) -> Tensor:
     """A new tensor with the bytes of the file."""
     entry, target = way.entry, way.target
     way.source.check_size()
-    tensor = new_tensor(target, entry.dtype, way.shape, padded=entry.padded)
-    fill = _reader(way.source, entry, report)
-    if target.is_host:
-        fill(packed_bytes(operand_of(tensor)))
-    elif not why_no_host_view(operand_of(tensor)):
-        with host_view(tensor) as viewed:
-            fill(packed_bytes(operand_of(viewed)))
-    else:
-        _fill_staged(fill, operand_of(tensor))
-    way.ran(tensor, "read", entry.nbytes, reason)
+    with way.step("read", entry.nbytes, reason), ExitStack() as stack:
+        tensor = new_tensor(target, entry.dtype, way.shape, padded=entry.padded)
+        fill = _reader(way.source, entry, report)
+        try:
+            host = tensor if target.is_host else stack.enter_context(tensor.host_view())
+        except ExchangeError:
+            _fill_staged(fill, operand_of(tensor))
+        else:
+            fill(packed_bytes(operand_of(host)))
     return tensor
 
 

@@ -253,8 +253,25 @@ class Image:
 # The arguments of __dlpack__, by the rules of the array API standard 2025.12 ----------
 
 
+@for_guests
 def check_copy(copy: object) -> None:
-    """TypeError for a *copy* that is neither a bool nor None: 0 would be taken for None."""
+    """Raise unless ``copy=`` is True, False or None: 0 would be taken for None.
+
+    Parameters
+    ----------
+    copy : object
+        What the user passed.
+
+    Raises
+    ------
+    TypeError
+        Naming it.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import check_copy
+    >>> check_copy(None)
+    """
     if copy is not None and not isinstance(copy, bool):
         raise TypeError(f"copy must be True, False or None, not {copy!r}")
 

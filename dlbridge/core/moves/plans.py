@@ -135,6 +135,16 @@ class Plan:
         """The number of steps that copy."""
         return sum(step.nbytes > 0 for step in self.steps)
 
+    @property
+    def reasons(self) -> str:
+        """What copies and why, in one line."""
+        return "; ".join(f"{step.kind}: {step.reason}" for step in self.steps if step.nbytes)
+
+    @property
+    def took(self) -> str:
+        """How long it took, and where in the program, in words."""
+        return f"took {self.seconds * 1e6:.0f} us, {self.where}"
+
     def add(self, kind: str, source: Device, target: Device, nbytes: int, reason: str) -> None:
         """Append a step.
 
@@ -222,40 +232,37 @@ _inside = _Inside()
 
 
 def is_recording() -> bool:
-    """Whether a trace of this thread, or the log, takes what is copied now.
-
-    Who has not imported `logging` has asked for no log; that is 0.1 us, and only what copies asks.
-    """
+    """Whether a trace of this thread, or the log, takes what is copied now."""
+    # Who has not imported `logging` has asked for no log: 0.1 us, and only what copies asks.
     if TRACES and _mine():
         return not _inside.copy
     return "logging" in sys.modules and _logger().isEnabledFor(10) and not _inside.copy
 
 
-def record_run(plan: Plan, before: Tensor | None, after: Tensor | None, seconds: float) -> None:
+def record_run(plan: Plan, before: Tensor | None, after: Tensor, seconds: float) -> None:
     """Give the traces of this thread, and the log, *plan*, which has made *after* of *before*."""
+    plan.address, plan.result_address = (0 if t is None else t.data_ptr() for t in (before, after))
+    _record(plan, seconds)
+
+
+def _record(plan: Plan, seconds: float) -> None:
     if _inside.copy:
         return
-    plan.address, plan.result_address = (0 if t is None else t.data_ptr() for t in (before, after))
     plan.seconds = seconds
     frame = sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("dlbridge", "contextl")):
+    while frame.f_back and _is_ours(frame.f_globals.get("__name__")):
         frame = frame.f_back
     code = frame.f_code
     plan.where = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
     for active in _mine():
         active.plans.append(plan)
     if plan.nbytes and "logging" in sys.modules:
-        _logger().debug("%s: %s; %s", plan._head(), what_copies(plan), time_and_place(plan))
+        _logger().debug("%s: %s; %s", plan._head(), plan.reasons, plan.took)
 
 
-def what_copies(plan: Plan) -> str:
-    """What copies and why, in one line."""
-    return "; ".join(f"{step.kind}: {step.reason}" for step in plan.steps if step.nbytes)
-
-
-def time_and_place(plan: Plan) -> str:
-    """How long it took, and where in the program."""
-    return f"took {plan.seconds * 1e6:.0f} us, {plan.where}"
+def _is_ours(module: object) -> bool:
+    """Whether a frame of *module* is no place of the user's program."""
+    return str(module).partition(".")[0] in ("dlbridge", "contextlib")
 
 
 @for_guests
@@ -313,7 +320,38 @@ def recorded(
     if result is not None:
         nbytes, reason = result.nbytes, f"{reason} {result.dtype}"
     plan.add(kind, source, target, nbytes, reason)
-    return _recorded(plan, tensor)
+    plan.address = tensor.data_ptr()
+    return _running(plan)
+
+
+@for_guests
+def running(plan: Plan) -> AbstractContextManager[object]:
+    """Return a block that does what a plan says: traces and the log get it, if it ends well.
+
+    The moves and copies inside the block are parts of it, and not recorded by themselves.
+
+    Parameters
+    ----------
+    plan : Plan
+        Its steps, in order; `recorded` makes one for a copy.
+
+    Returns
+    -------
+    context manager
+        For one ``with``, at once.
+
+    Examples
+    --------
+    >>> from dlbridge.extending import CPU, running
+    >>> plan = bridge.Plan(bridge.dtype("uint8"), (3,), "an example", CPU, CPU)
+    >>> plan.add("read", CPU, CPU, 3, "it was asked for")
+    >>> with bridge.trace() as trace:
+    ...     with running(plan):
+    ...         t = bridge.asarray([1, 2, 3])
+    >>> trace.nbytes
+    3
+    """
+    return _running(plan) if is_recording() else _NOTHING
 
 
 _NOTHING = nullcontext()
@@ -342,8 +380,8 @@ def _as_one() -> Iterator[None]:
 
 
 @contextmanager
-def _recorded(plan: Plan, tensor: Tensor) -> Iterator[None]:
+def _running(plan: Plan) -> Iterator[None]:
     start = time.perf_counter()
     with _as_one():
         yield
-    record_run(plan, tensor, None, time.perf_counter() - start)
+    _record(plan, time.perf_counter() - start)
