@@ -8,8 +8,9 @@ here, by name. So imports run one way, and a method loads what it needs when it 
 # ruff: noqa: PLC0414 - for type checkers a re-export says `as`
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from ._lazy import looked_up
 
 if TYPE_CHECKING:
     from .api.moving import to_device as to_device, way_to_host as way_to_host
@@ -59,11 +60,4 @@ _MODULES = {name: module for module, names in _FUNCTIONS.items() for name in nam
 
 
 if not TYPE_CHECKING:  # to a type checker it would say that there is every name
-
-    def __getattr__(name: str) -> object:
-        """Load a function at its first use. It stays here: the next use is a look-up (15 ns)."""
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        function = getattr(importlib.import_module(f".{_MODULES[name]}", __package__), name)
-        globals()[name] = function
-        return function
+    __getattr__ = looked_up(globals(), _MODULES)

@@ -9,8 +9,9 @@ one of its names is first asked for.
 # ruff: noqa: PLC0414 - for type checkers a re-export says `as`
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from dlbridge._lazy import looked_up
 
 if TYPE_CHECKING:
     from .conversions import (
@@ -33,11 +34,4 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names.s
 
 
 if not TYPE_CHECKING:  # to a type checker it would say that there is every name
-
-    def __getattr__(name: str) -> object:
-        """Load a name at its first use. It stays here: the next use is a look-up (15 ns)."""
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f".{_MODULES[name]}", __package__), name)
-        globals()[name] = value
-        return value
+    __getattr__ = looked_up(globals(), _MODULES)

@@ -99,7 +99,8 @@ def abandon(words: memoryview) -> None:
 def perform(words: memoryview, function: Callable[..., int], *arguments: Any) -> tuple[int, int]:
     """Call the C *function*, which writes its result into *words*: tag and payload, owned.
 
-    Every call ends so that is not made by the fast forms below, which say the same.
+    Every call ends so that is not made by the fast forms of ``_calls.py``, whose generator has these
+    lines, too (``cdefs/ffi_calls.py``): to call this function costs them 60 ns.
     """
     try:
         try:
