@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy as copies
 import dataclasses
 import sys
-from collections import UserDict
+from collections import UserDict, UserList, deque
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlbridge import device_of, to_device
 from dlbridge.extending import check_device, public_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dlbridge import Device
     from dlbridge.typing import DeviceLike
@@ -29,6 +30,8 @@ _PROTOCOLS = (
     "__array__",
 )
 
+_NOTE = "(tree_to_device: at tree"
+
 _VALUES = (str, bytes, bytearray, memoryview, bool, int, float, complex, type, type(None))
 """What stays as it is: values of Python itself."""
 
@@ -42,7 +45,8 @@ def tree_to_device(
     Parameters
     ----------
     tree : object
-        Dicts and other mappings, lists, tuples, named tuples and dataclasses, in each other; and
+        Dicts and other mappings, lists, deques, tuples, named tuples, dataclasses and namespaces
+        (`types.SimpleNamespace`), in each other; and
         the containers that jax or optree know, where the program has imported them. A batch or a
         state dict, for example.
     device, like, copy
@@ -99,6 +103,10 @@ class _Walk:
         self.inside.add(id(node))
         try:
             result = self._rebuilt(node, where)
+        except Exception as exc:
+            if not any(note.startswith(_NOTE) for note in getattr(exc, "__notes__", ())):
+                exc.add_note(f"{_NOTE}{where})")
+            raise
         finally:
             self.inside.discard(id(node))
         self.moved[id(node)] = node, result  # the node, too: its number must stay its own
@@ -107,16 +115,15 @@ class _Walk:
     def _rebuilt(self, node: Any, where: str) -> Any:
         if isinstance(node, Mapping):
             return self._mapping(node, where)
-        if isinstance(node, list | tuple):
+        if isinstance(node, list | tuple | UserList | deque):
             return self._sequence(node, where)
         if dataclasses.is_dataclass(node):
-            return self._record(node, where)
+            names = [field.name for field in dataclasses.fields(node)]
+            return self._record(node, where, names)
+        if isinstance(node, SimpleNamespace):
+            return self._record(node, where, vars(node))
         if _is_array(node):
-            try:
-                return to_device(node, self.device, like=self.like, copy=self.copy)
-            except Exception as exc:
-                exc.add_note(f"(tree_to_device: at tree{where})")
-                raise
+            return to_device(node, self.device, like=self.like, copy=self.copy)
         return self._registered(node, where)
 
     def _mapping(self, node: Mapping[Any, Any], where: str) -> Any:
@@ -136,15 +143,16 @@ class _Walk:
             return node
         if type(node) in (list, tuple):
             return type(node)(items)
-        if isinstance(node, list):
-            twin = copies.copy(node)
-            twin[:] = items
+        if isinstance(node, list | UserList | deque):
+            twin = copies.copy(node)  # with what it has beside its items: the most of a deque
+            for index, value in enumerate(items):
+                twin[index] = value
             return twin
         return node._make(items) if hasattr(node, "_make") else type(node)(items)
 
-    def _record(self, node: Any, where: str) -> Any:
-        names = [field.name for field in dataclasses.fields(node) if hasattr(node, field.name)]
-        values = {name: self.of(getattr(node, name), f"{where}.{name}") for name in names}
+    def _record(self, node: Any, where: str, names: Iterable[str]) -> Any:
+        there = [name for name in names if hasattr(node, name)]
+        values = {name: self.of(getattr(node, name), f"{where}.{name}") for name in there}
         if all(value is getattr(node, name) for name, value in values.items()):
             return node
         twin = copies.copy(node)  # no __init__: it may compute, or take other arguments

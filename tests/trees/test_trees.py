@@ -2,8 +2,8 @@
 
 import dataclasses
 import operator
-from collections import OrderedDict, UserDict, defaultdict, namedtuple
-from types import MappingProxyType
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -59,6 +59,9 @@ GET = {
     "tuple": ((A, None), operator.itemgetter(0)),
     "named tuple": (Pair(1, A), operator.itemgetter(1)),
     "frozen dataclass": (Frozen(A, "n"), operator.attrgetter("image")),
+    "user's list": (UserList([1, A]), operator.itemgetter(1)),
+    "deque": (deque([1, A], maxlen=3), operator.itemgetter(1)),
+    "namespace": (SimpleNamespace(x=A, name="n"), operator.attrgetter("x")),
     "dataclass with slots": (Slotted(A), operator.attrgetter("x")),
     "deep": ({"a": [(Pair(0, {"x": A}),)]}, lambda t: t["a"][0][0].right["x"]),
 }
@@ -155,3 +158,13 @@ def test_refusals_name_it():
     for arrays in ([np.zeros(2), np.zeros(3)], [bridge.zeros(2), np.zeros((2, 2))]):
         with pytest.raises(ValueError, match=r"shapes \(2,\), \(.*tree_to_device"):
             bridge.asarray(arrays)
+
+
+def test_a_container_that_refuses_is_named():
+    class Sealed(dict):
+        def __setitem__(self, key, value):
+            raise TypeError("sealed")
+
+    with pytest.raises(TypeError, match="sealed") as caught:
+        bridge.tree_to_device({"a": [Sealed(x=A)]}, "ext_dev")
+    assert caught.value.__notes__ == ["(tree_to_device: at tree['a'][0])"]
