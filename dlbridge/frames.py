@@ -97,6 +97,12 @@ def _of_picture(frame: Any) -> dict[str, Tensor]:
     for number, plane in enumerate(frame.planes):
         dtype, channels = _element(form, number)
         shape = plane.height, plane.width, *([channels] if channels > 1 else [])
+        if (
+            not form.is_planar
+            and len({part.width for part in form.components}) > 1
+            and plane.width % 2
+        ):
+            raise _refused(frame, "has an odd width, so that its last pixel lacks one of u and v")
         if plane.line_size < 0:
             raise _refused(frame, "has its rows from the last to the first")
         steps = plane.line_size, channels * dtype.itemsize, dtype.itemsize

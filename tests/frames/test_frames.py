@@ -232,3 +232,9 @@ def count_allocations(module, monkeypatch, made):
         return create(*arguments)
 
     monkeypatch.setattr(module, "create_buffer", counted)
+
+
+def test_a_pair_of_pixels_that_is_cut():
+    frame = av.VideoFrame(17, 4, "yuyv422")
+    with pytest.raises(bridge.ExchangeError, match="odd width"):
+        bridge.planes(frame)
