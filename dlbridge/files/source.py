@@ -101,7 +101,7 @@ class Source:
         """The file, as long as the caller holds this: its number cannot become another file's."""
         held = self._open
         if held is None:
-            raise ValueError(f"{self.path} was closed at the end of the block of with: {REOPEN}")
+            raise FileError(f"{self.path} was closed at the end of the block of with: {REOPEN}")
         return held
 
     def _now(self) -> int:
@@ -155,14 +155,15 @@ class Source:
         return tensor_on(memory, dtype, shape, byte_offset=offset, readonly=True, padded=padded)
 
     def _map(self) -> np.ndarray[Any, Any]:
-        if self._mapped is None:
+        mapped = self._mapped  # read once: another thread may close the file
+        if mapped is None:
             import mmap
 
             # Shared and read-only: no page is ever copied, and other processes have the same ones.
             held = self._held()
             pages = mmap.mmap(held.file.fileno(), self.size, access=mmap.ACCESS_READ)
-            self._mapped = np.frombuffer(pages, "u1")
-        return self._mapped
+            self._mapped = mapped = np.frombuffer(pages, "u1")
+        return mapped
 
 
 class _Content(Source):

@@ -114,7 +114,8 @@ class MappedFile:
                 file.fileno(), file.nbytes, flags=mmap.MAP_SHARED, prot=protection, **more
             )
         except (OSError, ValueError, OverflowError) as exc:
-            raise DeviceMemoryError(
+            refused = getattr(exc, "errno", None) in (errno.EACCES, errno.EBADF, errno.ENODEV)
+            raise (ExchangeError if refused else DeviceMemoryError)(
                 f"cannot map {file.nbytes} bytes of shared memory: {exc}{way_out(exc)}"
             ) from exc
         self.file = file

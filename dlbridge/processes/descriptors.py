@@ -359,7 +359,9 @@ def to_fd(tensor: Tensor) -> tuple[int, dict[str, Any]]:
     operand = operand_of(tensor)
     mapped = find(operand, foreign=True)
     if mapped is None or operand.padded:
-        what = "its elements are padded" if mapped else f"its memory is {tensor.origin}"
+        what = f"its memory is {tensor.origin}"
+        if mapped or not operand.size:
+            what = "its elements are padded" if mapped else "it has no elements"
         raise ExchangeError(
             f"the tensor on {tensor.device} is in no memory that a file descriptor names ({what}); "
             "dlbridge.share(t, 'cpu') copies it into such memory, and dlbridge.empty(shape, dtype, "

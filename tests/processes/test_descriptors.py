@@ -423,3 +423,19 @@ def test_a_shape_that_is_none(shape):
             bridge.from_fd(fd, shape, "uint8")
     finally:
         os.close(fd)
+
+
+def test_a_tensor_without_elements_has_no_descriptor():
+    with pytest.raises(ExchangeError, match="it has no elements"):
+        bridge.share(np.zeros(3))[:0].to_fd()
+
+
+@pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="a descriptor without access is Linux's")
+def test_a_descriptor_that_gives_no_access(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(8))
+    fd = os.open(tmp_path / "a", os.O_PATH)
+    try:
+        with pytest.raises(ExchangeError, match="cannot map"):
+            bridge.from_fd(fd, (8,), "uint8")
+    finally:
+        os.close(fd)
