@@ -99,8 +99,8 @@ def abandon(words: memoryview) -> None:
 def perform(words: memoryview, function: Callable[..., int], *arguments: Any) -> tuple[int, int]:
     """Call the C *function*, which writes its result into *words*: tag and payload, owned.
 
-    Every call ends so that is not made by the fast forms of ``_calls.py``, whose generator has these
-    lines, too (``cdefs/ffi_calls.py``): to call this function costs them 60 ns.
+    Every call ends so that is not made by the fast forms of ``_calls.py``. Their generator has
+    these lines, too (``cdefs/ffi_calls.py``), since to call this function would cost them 60 ns.
     """
     try:
         try:
