@@ -2,8 +2,8 @@
 
 This is all of a release but the upload (docs/releasing.md): `make wheels`. It fails if a wheel is
 not pure Python, holds files of another package, or has another version than its tag
-(`--tag v0.1.0`, `--tag opencl-v0.1.0`), and if the README's first example does not run with the
-wheel of the core alone.
+(`--tag v0.1.0`, `--tag opencl-v0.1.0`), and if the README's second example does not run with
+the wheel of the core alone (the first one needs torch and OpenCL).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
-FIRST = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def main() -> int:
@@ -74,8 +74,8 @@ def check(wheel: Path) -> list[str]:
 
 
 def use(wheel: Path) -> None:
-    """Install *wheel* alone into a new environment; run the first example and the command line."""
-    example = FIRST.findall((ROOT / "README.md").read_text(encoding="utf-8"))[0]
+    """Install *wheel* alone into a new environment; run the core's example and the command line."""
+    example = EXAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))[1]
     with tempfile.TemporaryDirectory() as folder:
         call(sys.executable, "-m", "venv", folder)
         python = Path(folder) / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")

@@ -36,6 +36,7 @@ DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [ROOT / "README
 NEEDS = {
     "docs/watch.md": ["torch"],
     "README.md": ["opencl", "torch"],
+    "docs/astype.md": ["ext_dev", "opencl", "torch", "jax", "ml_dtypes"],
     "docs/command-line.md": ["ext_dev", "torch"],
     "docs/extending.md": ["ext_dev"],
     "docs/frames.md": ["opencl", "av", "pyarrow", "PIL"],
@@ -44,27 +45,21 @@ NEEDS = {
     "docs/gallery/wgpu.md": ["webgpu", "torch"],
     "docs/hazards.md": ["opencl"],
     "docs/howto/any-library.md": ["opencl", "torch"],
-    "docs/howto/bfloat16.md": ["opencl", "torch", "jax", "ml_dtypes"],
-    "docs/howto/opencv.md": ["opencl", "torch", "cv2"],
     "docs/howto/read-only-data.md": ["torch"],
     "docs/howto/recipes.md": ["opencl", "torch", "pyarrow"],
     "docs/howto/stream-a-memmap.md": ["opencl", "tqdm"],
     "docs/howto/threads-and-queues.md": ["opencl"],
     "docs/kernels.md": ["ext_dev"],
-    "docs/messages.md": ["opencl", "torch"],
     "docs/migrating.md": ["opencl", "torch", "tvm_ffi"],
     "docs/tutorial.md": ["opencl", "torch"],
 }
 """The backends and libraries that the examples of a page use, besides numpy."""
 
-ABOUT_IMPORTS = {"docs/faq.md"}
+ABOUT_IMPORTS = {"docs/install.md"}
 """Pages that show what an import of dlbridge imports: each runs in a Python of its own.
 
 The others run in a fork of a process that has imported the core, and torch where they use it.
 """
-
-NOT_PEERS = {"cv2"}
-"""Libraries that no environment of the tests has: a page is run where somebody has installed them."""
 
 
 def have(name):
@@ -75,9 +70,7 @@ def have(name):
         if shutil.which("glslangValidator") is None:
             lacking("glslang", "glslangValidator is not installed here")
     elif importlib.util.find_spec(name) is None:
-        assert name in NOT_PEERS or not expected("peers"), (
-            f"DLBRIDGE_EXPECT=peers, but there is no {name}"
-        )
+        assert not expected("peers"), f"DLBRIDGE_EXPECT=peers, but there is no {name}"
         pytest.skip(f"{name} is not installed here")
 
 

@@ -124,9 +124,9 @@ def test_outputs_are_written_anew(tmp_path):
     assert page.read_text() == expected.replace("what it printed an hour ago", "4")
 
 
-def test_the_first_example_of_the_readme_needs_the_core_only():
+def test_the_second_example_of_the_readme_needs_the_core_only():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    said = run_script(pages.programs(text)[0], env={"DLBRIDGE_BACKENDS": "cpu"})
+    said = run_script(pages.programs(text)[1], env={"DLBRIDGE_BACKENDS": "cpu"})
     assert "24 bytes copied" in said
 
 

@@ -1,6 +1,6 @@
 """The examples of the pages: read, run, compared with what the pages show; `--write` shows it anew.
 
-    python tests/support/pages.py --write docs/messages.md docs/command-line.md
+    python tests/support/pages.py --write docs/tutorial.md docs/command-line.md
 
 A page's ```python blocks are one program. What it prints stands in ```text output blocks, each
 under the block that prints it. A ```console block holds commands, after "$ ", and what each
