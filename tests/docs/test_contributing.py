@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md names files, names and variables that exist, and the rooms in their order."""
+"""CONTRIBUTING.md and tests/WHERE.md name what exists, and the rooms in their order."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import dlbridge as bridge
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+WHERE = (ROOT / "tests" / "WHERE.md").read_text(encoding="utf-8")
 SPAN = re.compile(r"`([^`]+)`")
 VARIABLE = re.compile(r"DLBRIDGE_[A-Z][A-Z_]*[A-Z]")
 IS_PATH = re.compile(r"[\w./-]+(\.py|\.md|/)")
@@ -24,9 +25,9 @@ def section(title, text=TEXT):
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def rows(title):
+def rows(title, text=TEXT):
     """The cells of each row of the section's tables, heads and rules left out."""
-    lines = [line for line in section(title).splitlines() if line.startswith("| ")]
+    lines = [line for line in section(title, text).splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines][1:]
 
 
@@ -79,18 +80,18 @@ WAYS = "The way of each public function"
 
 
 def test_the_stations_of_each_way_exist():
-    stations = [span for span in SPAN.findall(section(WAYS)) if "/" in span]
+    stations = [span for span in SPAN.findall(section(WAYS, WHERE)) if "/" in span]
     assert [path for path in stations if not (ROOT / "dlbridge" / path).exists()] == []
 
 
 def test_the_way_of_each_public_function_is_told():
-    told = set(re.findall(r"\*\*`(\w+)`\*\*", section(WAYS)))
+    told = set(re.findall(r"\*\*`(\w+)`\*\*", section(WAYS, WHERE)))
     functions = {name for name in bridge.__all__ if inspect.isroutine(getattr(bridge, name))}
     assert functions - told == set()
     assert told <= set(bridge.__all__)
 
 
-TEN = rows("Ten changes, and where each is made")
+TEN = rows("Ten changes, and where each is made", WHERE)
 
 
 def test_there_are_ten_changes():

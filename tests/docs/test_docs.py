@@ -97,7 +97,8 @@ def test_the_others_are_run_by_their_own_tests(document):
 
 
 def test_links_lead_somewhere():
-    for document in [*DOCUMENTS, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]:
+    beside = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.md")]
+    for document in [*DOCUMENTS, *beside, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]:
         folder = (ROOT / document).parent
         prose = re.sub(
             r"^```.*?^```|`[^`]*`",

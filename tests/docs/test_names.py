@@ -17,6 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "tests" / "README.md",
+    ROOT / "tests" / "WHERE.md",
+    ROOT / "tests" / "safety" / "SHARED_STATE.md",
     ROOT / "tests" / "drivers" / "ASSUMPTIONS.md",
     ROOT / "tests" / "ffi" / "C_API.md",
     *sorted((ROOT / "docs").rglob("*.md")),
