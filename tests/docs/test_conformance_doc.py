@@ -1,9 +1,10 @@
-"""docs/conformance.md says of every line which test shows it, and the tests agree.
+"""tests/conformance/LINES.md, which docs/conformance.md shows, says of every line which test
+shows it, and the tests agree.
 
 The suite shows the lines that it has (``tests/conformance/test_ours.py`` runs all of them on
 dlbridge, and each must be kept by a tensor of ours). Other tests name lines in comments
 (``# P42``, ``# C10, C12``). ``python tests/docs/test_conformance_doc.py --write`` writes the
-columns of the page that follow from both: the rule, and its source in the suite or else the tests.
+columns of the file that follow from both: the rule, and its source in the suite or else the tests.
 ``--list`` prints every line with all that shows it.
 """
 
@@ -19,7 +20,7 @@ from dlbridge.conformance.runner import rules
 
 RULES = rules()
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "conformance.md"
+PAGE = ROOT / "tests" / "conformance" / "LINES.md"
 LINES = {"P": 58, "C": 40, "X": 21, "I": 27, "S": 17}
 ALL = [f"{letter}{number}" for letter, last in LINES.items() for number in range(1, last + 1)]
 

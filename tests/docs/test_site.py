@@ -132,7 +132,7 @@ def test_the_second_example_of_the_readme_needs_the_core_only():
 
 def rows(page, title):
     """The cells of the rows of the table after *title*."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     part = text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     return [
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -142,15 +142,15 @@ def rows(page, title):
 
 
 def test_what_works_with_what_says_what_was_found():
-    """libraries.md is compatibility.md in short."""
+    """libraries.md is the table of the peers' tests in short."""
     words = {"✓": "shared", "✓ copy": "copied", "✓ refused": "refused"}
     found = {
         row[0].split(" ")[0]: (words[row[2]], words[row[3]])
-        for row in rows("compatibility.md", "Each library, in and out")
+        for row in rows("tests/peers/RESULTS.md", "Each library, in and out")
     }
     said = {
         name: tuple(row[1:3])
-        for row in rows("libraries.md", "A library's array on the CPU")
+        for row in rows("docs/libraries.md", "A library's array on the CPU")
         for name in re.split(", ", row[0])
         if "GPU" not in row[1]
     }
@@ -165,7 +165,8 @@ def test_the_reference_has_each_public_name_once():
 
 
 def test_no_table_shows_a_name_bold_that_has_underscores():
-    for path in sorted((ROOT / "docs").rglob("*.md")):
+    shown = [ROOT / "tests" / "conformance" / "LINES.md", ROOT / "tests" / "peers" / "RESULTS.md"]
+    for path in sorted([*(ROOT / "docs").rglob("*.md"), *shown]):
         for line in re.findall(r"^\|.*", path.read_text(encoding="utf-8"), re.MULTILINE):
             bare = re.sub(r"`[^`]*`", "", line)
             assert not re.search(r"(?<!\w)__\w+?__(?!\w)", bare), f"{path.name}: {line}"

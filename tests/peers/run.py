@@ -4,7 +4,7 @@
     python tests/peers/run.py tensorflow mlx  only these
     python tests/peers/run.py test-packages   those of the environment that runs this
     python tests/peers/run.py --keep mlx      the environment stays in .venv-peers
-    python tests/peers/run.py --write mlx     the results go into docs/compatibility.md
+    python tests/peers/run.py --write mlx     the results go into tests/peers/RESULTS.md
 
 Not a part of ``make test``: it downloads gigabytes. An environment sees the
 packages of the Python that runs this (cffi, numpy, pytest, dlbridge). It prints
@@ -103,7 +103,7 @@ def check_test_packages(*, write: bool) -> bool:
 def _run(
     python: Path, extra: dict[str, str], checks: str, libraries: list[str], *, write: bool
 ) -> bool:
-    """Whether the *checks* passed; *write* puts what they found into docs/compatibility.md."""
+    """Whether the *checks* passed; *write* puts what they found into tests/peers/RESULTS.md."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "cells"
         found.touch()
@@ -132,7 +132,7 @@ def main() -> int:
     choices = ["test-packages", *PEERS, []]
     parser.add_argument("names", nargs="*", choices=choices, help="default: all")
     parser.add_argument("--keep", action="store_true", help="do not remove the environments")
-    parser.add_argument("--write", action="store_true", help="write docs/compatibility.md")
+    parser.add_argument("--write", action="store_true", help="write tests/peers/RESULTS.md")
     arguments = parser.parse_args()
     passed = True
     for name in arguments.names or choices[:-1]:

@@ -1,4 +1,4 @@
-"""Writes what the checks found into docs/compatibility.md: the cells, and the rules of DLPack.
+"""Writes what the checks found into RESULTS.md: the cells, and the rules of DLPack.
 
 What is written of a library takes the place of what stood there; that of the others stays.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["write_conformance", "write_rows"]
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+DOCUMENT = Path(__file__).with_name("RESULTS.md")
 HEAD = "| Library | Date |"
 COLUMNS = [
     ["in"],

@@ -341,7 +341,7 @@ FAULTS: dict[tuple[str, str], str] = {
     ("tensorflow", "OpenCL"): "a",
     ("tensorflow", "Vulkan"): "a",
 }
-"""Cells that fail by the peer's own fault: the letter of the note in docs/compatibility.md."""
+"""Cells that fail by the peer's own fault: the letter of the note in tests/peers/RESULTS.md."""
 
 
 def check(name: str, cell: str) -> str:
