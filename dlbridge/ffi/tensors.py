@@ -244,7 +244,11 @@ def _table_packer(
 def _not_lazy(value: Any, *, declared: bool) -> Any:
     """Torch's tensor itself. A gradient does not hinder reading the memory; a lazy sign does."""
     plain = plain_torch(value) if declared else value
-    if plain.is_conj() or plain.is_neg():
+    try:
+        lazy = plain.is_conj() or plain.is_neg()
+    except unless_handler(Exception):  # it answers no questions (an UninitializedParameter)
+        lazy = True
+    if lazy:
         refuse_hidden(value)
     return plain
 

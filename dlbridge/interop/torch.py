@@ -58,6 +58,11 @@ def refuse_hidden(x: Any) -> None:
         readonly = is_readonly_torch(type(x))
         if readonly:
             x = plain_torch(x)
+        if torch.nn.parameter.is_lazy(x):  # it refuses all questions below, with a ValueError
+            raise ExchangeError(
+                f"the {origin_of(x)} has no shape yet; run its module once, or call "
+                "x.materialize(shape)"
+            )
         if type(x).__name__ == "MaskedTensor":
             raise ExchangeError(
                 "a torch MaskedTensor has a mask, which DLPack cannot carry; pass "

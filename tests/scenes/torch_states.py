@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 import dlbridge as bridge
 from dlbridge import ffi
@@ -96,6 +97,7 @@ def in_grad(use: Use) -> None:
 
 
 FREED = "storage of the torch tensor was freed: it has"
+LAZY = "has no shape yet; run its module once, or call x.materialize(shape)"
 VALUE = "stands for a value in a function that is being transformed"
 STATES: dict[str, tuple[PassTo, str]] = {
     "freed": (plainly(lambda: freed(0)), FREED),
@@ -137,6 +139,12 @@ STATES: dict[str, tuple[PassTo, str]] = {
     "grad": (in_grad, VALUE),
     "functional": (functional(slice(None)), VALUE),
     "functional with offset": (functional(slice(2, None)), VALUE),
+    "uninitialized": (plainly(UninitializedParameter), LAZY),
+    "uninitialized, without a gradient": (
+        plainly(lambda: UninitializedParameter(requires_grad=False)),
+        LAZY,
+    ),
+    "uninitialized buffer": (plainly(UninitializedBuffer), LAZY),
     "forbidden": (plainly(forbidden), "does not give the address of the tensor's memory: Cannot"),
 }
 """Name -> what passes such a tensor to a function, and what the error says."""
