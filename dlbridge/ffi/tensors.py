@@ -21,6 +21,7 @@ from dlbridge import Device, DLDeviceType, Tensor
 from dlbridge.abi import (
     DLPACK_VERSION,
     FLAG_READ_ONLY,
+    FLAG_SUBBYTE_PADDED,
     ForeignTable,
     OwnExport,
     Received,
@@ -294,8 +295,10 @@ def _object_of(managed: int, release: Callable[[], object], kind: type[Handle] =
     out = ffi.new("intptr_t[1]")
     try:
         if _from_dlpack(managed, 0, 0, out):
-            refusal = raised()
-            raise ExchangeError(f"libtvm_ffi refused the tensor: {refusal}") from refusal
+            refusal, way = raised(), ""
+            if ffi.cast(_WORDS, managed)[_FLAGS] & FLAG_SUBBYTE_PADDED:
+                way = "; pass their bytes, x.view('uint8')"
+            raise ExchangeError(f"libtvm_ffi refused the tensor: {refusal}{way}") from refusal
         release()
         owner = Unowned(out[0])
         owner.__class__ = kind

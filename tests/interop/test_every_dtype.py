@@ -13,6 +13,7 @@ from peers import peer
 from scripts import run_scene
 
 import dlbridge as bridge
+from dlbridge import ffi
 
 ml_dtypes = pytest.importorskip("ml_dtypes")  # in the extra of the tests
 
@@ -89,6 +90,10 @@ REFUSED = {
 }
 """What has no DLPack type, or is not exported by its library."""
 
+BELOW_A_BYTE = {"int1", "int2", "int4", "uint1", "uint2", "uint4"}
+BELOW_A_BYTE |= {"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"}
+"""Types of ml_dtypes whose elements take a byte each, which libtvm_ffi refuses."""
+
 
 def values_of(array):
     """The dtype, and each element as bytes, or as its code if it is less than a byte."""
@@ -123,7 +128,18 @@ def into_new(x, device):
     return new
 
 
+def through_function(given):
+    """What the callee has of its argument."""
+    peer("tvm_ffi")
+    taken = []
+    keep = ffi.convert_func(taken.append)
+    keep.reading()(given)
+    return taken[0]
+
+
 WAYS = {
+    "a function": lambda x, device, like: through_function(x),
+    "a function, in a list": lambda x, device, like: through_function([x])[0],
     "shared": lambda x, device, like: bridge.asarray(x, copy=False),
     "a producer": lambda x, device, like: bridge.from_dlpack(x),
     "copied": lambda x, device, like: bridge.to_device(x, "cpu", copy=True),
@@ -163,7 +179,8 @@ def test_each_dtype_by_every_way(library, device):
             try:
                 found = values_of(take(x, device, library))
             except BufferError as exc:
-                if not (is_refused and "pass " in str(exc)):
+                padded = library == "numpy" and "function" in way and name in BELOW_A_BYTE
+                if not (padded or is_refused) or "pass " not in str(exc):
                     wrong.append((name, way, str(exc)))
             else:
                 if found != expected:
