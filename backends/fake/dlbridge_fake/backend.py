@@ -1,7 +1,7 @@
 """The backend class: two devices whose memory is named by handles.
 
-Copy this folder to begin a backend of your own. Every backend must have the
-members above "Optional", and no others.
+Copy this folder to begin a backend of your own. Every backend must have the two numbers here and
+the members of `Memory` above "Optional", and no others.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import recall
 from dlbridge.protocol import NativeArray, Span
 
-from .memory import DEVICE_NAMES, FakeMemory
+from .memory import DEVICE_NAMES
 from .shared import SharedMemory
-from .stream import Stream, current
 from .strided import StridedCopies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from dlbridge.protocol import Allocation
 
 __all__ = ["Array", "Fake"]
 
@@ -47,80 +44,6 @@ class Fake(StridedCopies, SharedMemory):
 
     def __repr__(self) -> str:
         return "dlbridge.backend('ext_dev')"
-
-    def device_count(self) -> int:
-        """The number of devices: two."""
-        return len(DEVICE_NAMES)
-
-    def allocate(
-        self,
-        device_id: int,
-        nbytes: int,
-        alignment: int,
-        stream: int,
-        content: memoryview | None = None,
-    ) -> Allocation:
-        """New memory; *alignment* has no meaning, as the handle is not an address.
-
-        Python frees the bytes when neither the allocation nor queued work has them any more.
-        """
-        self.reopen(device_id)
-        self.stream(device_id, stream)
-        try:
-            content = memoryview(bytearray(nbytes))
-        except (MemoryError, OverflowError) as exc:
-            raise DeviceMemoryError(f"ext_dev:{device_id}: no room for {nbytes} bytes") from exc
-        return self.enter(FakeMemory(next(self.handles), nbytes, device_id, content, stream))
-
-    def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
-        """Enqueue a copy to the device."""
-        into = self.bytes_of(target, write=True)
-        self.move(self.stream(target.device_id, stream), into, source)
-
-    def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
-        """Enqueue a copy to the host."""
-        taken = self.bytes_of(source)
-        self.move(self.stream(source.device_id, stream), into, taken)
-
-    def current_stream(self, device_id: int) -> int:
-        """The stream of the ``with`` block that this thread is in, else 0."""
-        if device_id:
-            self.check_device(device_id)
-        stream: Stream | None = getattr(current, "stream", None)
-        return stream.handle if stream is not None and stream.device_id == device_id else 0
-
-    # Optional: SupportsStreams
-
-    def synchronize(self, device_id: int, stream: int) -> None:
-        """Block until the work on *stream* is done."""
-        self.stream(device_id, stream).synchronize()
-
-    def wait(self, device_id: int, stream: int, on: int) -> None:
-        """Order *stream* behind *on* by an event, without blocking the host."""
-        self.stream(device_id, stream).wait(self.stream(device_id, on))
-
-    def normalize_stream(self, device_id: int, stream: object) -> int:
-        """None, -1, a `Stream` of this device, or the handle of one."""
-        self.check_device(device_id)
-        if stream is None:
-            return 0
-        if isinstance(stream, bool) or not isinstance(stream, (int, Stream)):
-            raise TypeError(f"not a stream of ext_dev: {stream!r}; pass None, -1 or a Stream")
-        handle = stream if isinstance(stream, int) else stream.handle
-        return handle if handle == -1 else self.stream(device_id, handle).handle
-
-    # Optional: SupportsCopy, SupportsFill
-
-    def copy(self, target: Span, source: Span, stream: int) -> None:
-        """Enqueue a copy inside one device or from the other."""
-        into, taken = self.bytes_of(target, write=True), self.bytes_of(source)
-        self.move(self.stream(target.device_id, stream), into, taken)
-
-    def fill(self, target: Span, value: int, stream: int) -> None:
-        """Enqueue a fill."""
-        into = self.bytes_of(target, write=True)
-        content = memoryview(bytes([value]) * target.nbytes)
-        self.move(self.stream(target.device_id, stream), into, content)
 
     # Optional: SupportsNative, SupportsForeignData
 

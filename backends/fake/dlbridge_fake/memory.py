@@ -1,4 +1,4 @@
-"""The device's memory: a table of handles, and work on the bytes behind them."""
+"""The device's memory: a table of handles, and the work on the bytes behind them, in streams."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from dlbridge.errors import DeviceLost, ExchangeError
+from dlbridge.errors import DeviceLost, DeviceMemoryError, ExchangeError
 from dlbridge.kit.resources import recall, remember
 
-from .stream import Stream, by_handle
+from .stream import Stream, by_handle, current
 
 if TYPE_CHECKING:
-    from dlbridge.protocol import Span
+    from dlbridge.protocol import Allocation, Span
 
 __all__ = ["DEVICE_NAMES", "FakeMemory", "Memory"]
 
@@ -44,7 +44,7 @@ class FakeMemory:
 
 
 class Memory:
-    """The state that all parts of the backend share; nothing here is in the contract."""
+    """Memory, streams and copies, which the other parts of the backend are made with."""
 
     def __init__(self) -> None:
         self.default_streams = [Stream(device_id) for device_id in range(len(DEVICE_NAMES))]
@@ -57,6 +57,82 @@ class Memory:
         self.handles = itertools.count(first, 2)
         self.lost_before: dict[int, int] = {}  # device_id -> the first handle that is not lost
         self.lost: dict[int, bool] = {}  # device_id -> whether the loss has been reported
+
+    def device_count(self) -> int:
+        """The number of devices: two."""
+        return len(DEVICE_NAMES)
+
+    def allocate(
+        self,
+        device_id: int,
+        nbytes: int,
+        alignment: int,
+        stream: int,
+        content: memoryview | None = None,
+    ) -> Allocation:
+        """New memory; *alignment* has no meaning, as the handle is not an address.
+
+        Python frees the bytes when neither the allocation nor queued work has them any more.
+        """
+        self.reopen(device_id)
+        self.stream(device_id, stream)
+        try:
+            content = memoryview(bytearray(nbytes))
+        except (MemoryError, OverflowError) as exc:
+            raise DeviceMemoryError(f"ext_dev:{device_id}: no room for {nbytes} bytes") from exc
+        return self.enter(FakeMemory(next(self.handles), nbytes, device_id, content, stream))
+
+    def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
+        """Enqueue a copy to the device."""
+        into = self.bytes_of(target, write=True)
+        self.move(self.stream(target.device_id, stream), into, source)
+
+    def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
+        """Enqueue a copy to the host."""
+        taken = self.bytes_of(source)
+        self.move(self.stream(source.device_id, stream), into, taken)
+
+    def current_stream(self, device_id: int) -> int:
+        """The stream of the ``with`` block that this thread is in, else 0."""
+        if device_id:
+            self.check_device(device_id)
+        stream: Stream | None = getattr(current, "stream", None)
+        return stream.handle if stream is not None and stream.device_id == device_id else 0
+
+    # Optional: SupportsStreams
+
+    def synchronize(self, device_id: int, stream: int) -> None:
+        """Block until the work on *stream* is done."""
+        self.stream(device_id, stream).synchronize()
+
+    def wait(self, device_id: int, stream: int, on: int) -> None:
+        """Order *stream* behind *on* by an event, without blocking the host."""
+        self.stream(device_id, stream).wait(self.stream(device_id, on))
+
+    def normalize_stream(self, device_id: int, stream: object) -> int:
+        """None, -1, a `Stream` of this device, or the handle of one."""
+        self.check_device(device_id)
+        if stream is None:
+            return 0
+        if isinstance(stream, bool) or not isinstance(stream, (int, Stream)):
+            raise TypeError(f"not a stream of ext_dev: {stream!r}; pass None, -1 or a Stream")
+        handle = stream if isinstance(stream, int) else stream.handle
+        return handle if handle == -1 else self.stream(device_id, handle).handle
+
+    # Optional: SupportsCopy, SupportsFill
+
+    def copy(self, target: Span, source: Span, stream: int) -> None:
+        """Enqueue a copy inside one device or from the other."""
+        into, taken = self.bytes_of(target, write=True), self.bytes_of(source)
+        self.move(self.stream(target.device_id, stream), into, taken)
+
+    def fill(self, target: Span, value: int, stream: int) -> None:
+        """Enqueue a fill."""
+        into = self.bytes_of(target, write=True)
+        content = memoryview(bytes([value]) * target.nbytes)
+        self.move(self.stream(target.device_id, stream), into, content)
+
+    # For all parts; nothing below is in the contract
 
     def enter(self, memory: FakeMemory) -> FakeMemory:
         """Let the handle of *memory* be known for as long as it lives."""
