@@ -40,7 +40,7 @@ NOT_OURS = {
     "torch._C",  # torch has no public name for DisableTorchFunctionSubclass
 }  # of the standard library, and of others
 PRIVATE_USES_ACROSS_ROOMS = 10
-PRIVATE_USES = 19
+PRIVATE_USES = 15
 
 LATE_IMPORTS = 12  # inside the core; each of them keeps something heavy from being loaded early
 

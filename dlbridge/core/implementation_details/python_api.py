@@ -65,7 +65,7 @@ twice as long for a word, and three times for a struct.
 """
 
 
-_addresses: Final = memory.cast("B").cast("Q")
+addresses: Final = memory.cast("B").cast("Q")
 """The same without a sign."""
 
 
@@ -74,7 +74,7 @@ def word_at(offset: int) -> int:
     return (offset - _FIRST) // 8
 
 
-_MEMBERS_AT = word_at(object.__basicsize__)
+MEMBERS_AT: Final = word_at(object.__basicsize__)
 """Where the members of an object's C struct begin: behind PyObject_HEAD."""
 
 
@@ -84,7 +84,7 @@ def address_in(capsule: object) -> int:
     It is the first member of PyCapsule (CPython's Objects/capsule.c, 3.11 to 3.14).
     `PyCapsule_GetPointer` by ctypes takes three times as long.
     """
-    return _addresses[(id(capsule) >> 3) + _MEMBERS_AT]
+    return addresses[(id(capsule) >> 3) + MEMBERS_AT]
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
@@ -94,7 +94,7 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
     read it in place, so it cannot move.
     To ask for ``array.__array_interface__["data"]`` takes five times as long.
     """
-    return _addresses[(id(array) >> 3) + _MEMBERS_AT]
+    return addresses[(id(array) >> 3) + MEMBERS_AT]  # `operand_of` has this line, without a call
 
 
 _CONSUMER = 4

@@ -109,16 +109,13 @@ def _exchange(there: Operand, flat: memoryview, progress: Progress | None, *, re
     assert memory is not None
     stream = there.stream if there.is_new else access(memory, plugin)
     copy = plugin.copy_to_host if reads else plugin.copy_from_host
+    if there.contiguous:
+        copy_bytes(plugin, copy, memory, there.byte_offset, flat, stream, progress)
+        return
+    strided = plugin.copy_strided_to_host if reads else plugin.copy_strided_from_host
     try:
-        if not there.contiguous:
-            strided = plugin.copy_strided_to_host if reads else plugin.copy_strided_from_host
-            sides = _spans(there), _parts(flat)
-            copy_region(plugin, region(there), *sides, copy, strided, stream)
-        elif progress is None and there.nbytes <= UNREPORTED:  # most copies
-            span = span_of((there.device.index, there.data, there.byte_offset, there.nbytes))
-            copy(span, flat, stream)
-        else:
-            _in_pieces(copy, there, flat, stream, progress)
+        sides = _spans(there), _parts(flat)
+        copy_region(plugin, region(there), *sides, copy, strided, stream)
         if not plugin.host_copies_block:
             finish(plugin, there.device, stream)
     except BaseException:
@@ -126,21 +123,32 @@ def _exchange(there: Operand, flat: memoryview, progress: Progress | None, *, re
         raise
 
 
-def _in_pieces(
+def copy_bytes(
+    plugin: Plugin,
     copy: Callable[[Span, memoryview, int], None],
-    there: Operand,
+    memory: Memory,
+    offset: int,
     flat: memoryview,
     stream: int,
     progress: Progress | None,
 ) -> None:
-    """Give all bytes of the compact tensor *there* to *copy*, piece by piece."""
-    place, nbytes = _spans(there), len(flat)
+    """Give as many bytes of *memory* as *flat* has on the host to *copy*, in pieces if need be."""
+    index, data, nbytes = memory.device.index, memory.data, len(flat)
     piece = UNREPORTED if progress is None else REPORTED
-    for start in range(0, nbytes, piece):
-        stop = min(start + piece, nbytes)
-        copy(place(start, stop - start), flat[start:stop], stream)
-        if progress is not None:
-            progress(stop, nbytes)
+    try:
+        if progress is None and nbytes <= piece:  # most copies
+            copy(span_of((index, data, offset, nbytes)), flat, stream)
+        else:
+            for start in range(0, nbytes, piece):
+                stop = min(start + piece, nbytes)
+                copy(Span(index, data, offset + start, stop - start), flat[start:stop], stream)
+                if progress is not None:
+                    progress(stop, nbytes)
+        if not plugin.host_copies_block and plugin.synchronize is not None:
+            plugin.synchronize(index, stream)
+    except BaseException:
+        drain_then_release(flat, memory.device, stream)
+        raise
 
 
 def _spans(operand: Operand) -> Callable[[int, int], Span]:
@@ -492,7 +500,7 @@ def bytes_to_host(operand: Operand) -> int:
 def can_copy_natively(operand: Operand, target: Device) -> bool:
     """Whether the device of *operand* copies it to its own device *target* without the host."""
     plugin = plugin_of(target)
-    if plugin is not plugin_of(operand.device) or plugin.copy is None:
+    if operand.device.name != target.name or plugin.copy is None:
         return False
     _, (steps, _), _ = region(operand)
     return not steps or (target is operand.device and all(step > 0 for step in steps))

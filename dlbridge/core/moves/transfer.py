@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from functools import cache
 from math import prod
+from sys import modules
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.dlpack.exports import check_copy
@@ -17,6 +18,7 @@ from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
 from dlbridge.core.moves.copies import (
     bytes_to_host,
     can_copy_natively,
+    copy_bytes,
     copy_elements,
     is_faster_on_device,
     packed_bytes,
@@ -251,7 +253,7 @@ def move(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
     """Bring *tensor* to *target*."""
     operand = operand_of(tensor)
     choice = choose(operand, target, copy)
-    if not TRACES and (choice[0] is SHARE or not is_recording()):
+    if not TRACES and ("logging" not in modules or choice[0] is SHARE or not is_recording()):
         return run(choice, tensor, operand, target, copy)[0]
     start = time.perf_counter()
     moved, ran = run(choice, tensor, operand, target, copy)
@@ -528,12 +530,15 @@ def _pack(tensor: Tensor, operand: Operand, _target: Device, progress: Progress 
     return _copy(tensor, operand, operand.device, progress)
 
 
-def _upload(tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> Tensor:
-    plugin = plugin_of(target)
-    if progress is not None or operand.nbytes > plugin.content_limit:
-        return _copy(tensor, operand, target, progress)
-    content = packed_bytes(operand)
-    memory = new_memory(target, operand.nbytes, content=content, plugin=plugin)
+def _upload(_tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> Tensor:
+    """A copy of *operand*, on the host, in new memory of a device."""
+    content, plugin = packed_bytes(operand), plugin_of(target)
+    at_once = content if progress is None and operand.nbytes <= plugin.content_limit else None
+    memory = new_memory(target, operand.nbytes, content=at_once, plugin=plugin)
+    if at_once is None:
+        use: Any = memory.last_use  # the stream that it was allocated for
+        use.used = True
+        copy_bytes(plugin, plugin.copy_from_host, memory, 0, content, use.handle, progress)
     padded = operand.flags & FLAG_SUBBYTE_PADDED != 0  # its property costs a call
     return tensor_on(memory, operand.dtype, operand.shape, padded=padded)
 

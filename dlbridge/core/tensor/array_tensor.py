@@ -61,6 +61,7 @@ class NumpyTensor(Tensor, metaclass=_Sealed):
         __init__ = object.__init__
 
     device = CPU  # no property as in Tensor, which would be a call
+    _array: Array
     _byte_offset = 0
     _flags = 0
     _producer: type
@@ -420,9 +421,15 @@ def tensor_on(
     ):
         return wrap_plain(with_usual_strides(array) if strides else array, None, readonly)
     flags = (FLAG_SUBBYTE_PADDED if padded else 0) | (FLAG_IS_COPIED if copied else 0)
-    if not on_cpu:
-        return _general(array, memory, dtype, byte_offset, flags)
-    return build(array, memory, dtype, byte_offset, flags)
+    if on_cpu:
+        return build(array, memory, dtype, byte_offset, flags)
+    tensor = object.__new__(Tensor)  # as `_general`, without a call
+    tensor._array = array
+    tensor._memory = memory
+    tensor._dtype = dtype
+    tensor._byte_offset = byte_offset
+    tensor._flags = flags
+    return tensor
 
 
 def build(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags: int) -> Tensor:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.implementation_details.python_api import address_of
+from dlbridge.core.implementation_details.python_api import MEMBERS_AT, address_of, addresses
 from dlbridge.core.public import for_guests, public
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.layout import byte_reach
@@ -220,7 +220,7 @@ def operand_of(tensor: Tensor) -> Operand:
     operand.flags = tensor._flags
     if is_native or (type(tensor) is not Tensor and isinstance(tensor, NumpyTensor)):
         operand.device = CPU
-        operand.data = address_of(array)
+        operand.data = addresses[(id(array) >> 3) + MEMBERS_AT]  # `address_of`
         operand.byte_offset = 0
         operand.memory = None
         operand.nbytes = array.nbytes
