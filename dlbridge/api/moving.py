@@ -193,7 +193,8 @@ def from_dlpack(
             importer = importer_of(type(x))
         if importer is not None:
             return importer(x)
-    check_copy(copy)
+    if copy is not None:
+        check_copy(copy)
     target = None if device is None else check_device(device)
     tensor = import_producer(x, target, copy, stream)
     if copy is True or (target is not None and tensor.device is not target):

@@ -27,20 +27,22 @@ from dlbridge.errors import ExchangeError
 from .structs import (
     DLPACK_VERSION,
     FLAG_READ_ONLY,
+    MANAGED,
     MAX_NDIM,
     TENSOR,
     Fields,
     int64s_at,
+    managed_at,
     read_fields,
     tensor_at,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 _TENSOR_OFFSET = 32  # of dl_tensor in DLManagedTensorVersioned; 0 in DLManagedTensor
-_DELETER_OFFSETS = 16, 56  # in DLManagedTensorVersioned, in DLManagedTensor
+DELETER_OFFSETS = 16, 56  # in DLManagedTensorVersioned, in DLManagedTensor
 _pointer_at = ctypes.c_void_p.from_address
 
 
@@ -104,7 +106,7 @@ class ManagedTensor:
             if isinstance(exc, ctypes.ArgumentError):
                 raise undisguised(exc) from None
             raise
-        if not _pointer_at(self.address + _DELETER_OFFSETS[self.legacy]):
+        if not _pointer_at(self.address + DELETER_OFFSETS[self.legacy]):
             self.disown()
 
     def disown(self) -> None:
@@ -196,18 +198,16 @@ def readable_by_numpy(capsule: object, immutable: bool, new_struct: bool) -> Rea
         address = get_pointer(capsule, LEGACY if immutable else CURRENT)
     except (ValueError, ctypes.ArgumentError):
         return None
+    fields: Sequence[int]
     if immutable:
         octets, at = tensor_at(address), _CODE_OFFSET
         fields = TENSOR.unpack_from(octets)
-        data, kind, index, ndim, code, bits, lanes, shape, strides, byte_offset = fields
     else:
-        octets, at = _versioned_at(address), _TENSOR_OFFSET + _CODE_OFFSET
-        fields = _VERSIONED.unpack_from(octets)
-        major, flags, data, kind, index, ndim, code, bits, lanes, shape, strides, byte_offset = (
-            fields
-        )
+        octets, at = managed_at(address), _TENSOR_OFFSET + _CODE_OFFSET
+        major, _, _, _, flags, *fields = MANAGED.unpack_from(octets)
         if major != DLPACK_VERSION[0] or flags & ~FLAG_READ_ONLY:
             return None
+    data, kind, index, ndim, code, bits, lanes, shape, strides, byte_offset = fields
     own = code, bits
     relabelled = new_struct and own in _RELABELLED
     if (
@@ -231,7 +231,7 @@ def is_plain_host(capsule: object) -> bool:
     And whether its data is an address, not NULL, and its byte_offset 0. That is a part of what
     `readable_by_numpy` looks at, in a third of its time.
     """
-    place = _PLACE.unpack_from(_versioned_at(address_in(capsule)))
+    place = _PLACE.unpack_from(managed_at(address_in(capsule)))
     data, device, kind, shape, byte_offset = place
     return bool(
         0 < data < MAX_NBYTES
@@ -248,8 +248,6 @@ def _are_moderate(strides: int, ndim: int) -> bool:
 
 
 _TOP_BYTE = 7 if sys.byteorder == "little" else 0
-_VERSIONED = Struct(f"=I4x16xQ{TENSOR.format[1:]}")  # the version, and the flags
-_versioned_at = (ctypes.c_ubyte * _VERSIONED.size).from_address
 _PLACE = Struct("=32xQQ4xIQ8xQ")  # data, device and device_id, type, shape, byte_offset
 _CPU_0 = int.from_bytes(Struct("=ii").pack(1, 0), sys.byteorder)
 _CODE_OFFSET = 20  # of dtype.code in DLTensor

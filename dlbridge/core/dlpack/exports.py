@@ -31,8 +31,8 @@ from dlbridge.errors import ExchangeError
 
 from .capsules import (
     CURRENT,
+    DELETER_OFFSETS,
     LEGACY,
-    LEGACY_POINTER,
     USED_CURRENT,
     VERSIONED_POINTER,
     get_destructor,
@@ -40,7 +40,7 @@ from .capsules import (
     new_capsule,
     set_name,
 )
-from .structs import DLPACK_VERSION, FLAG_SUBBYTE_PADDED, HEADER, TENSOR
+from .structs import DLPACK_VERSION, FLAG_SUBBYTE_PADDED, MANAGED, TENSOR, managed_at
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,35 +48,8 @@ if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
 
 
-# Parts of DLManagedTensorVersioned and DLTensor (dlpack.h 1.3), and where they begin.
-_LEGACY_END = struct.Struct("=QQ")  # manager_ctx, deleter
-_PLACE = struct.Struct("=Qii")  # data, device
-_DTYPE = struct.Struct("=BBH")
+_LEGACY = struct.Struct(f"{TENSOR.format}QQ")  # dl_tensor, manager_ctx, deleter
 _UINT64 = struct.Struct("=Q")
-_FLAGS_AT = 24
-_ADDRESS = ffi.typeof("uintptr_t")
-_TENSOR_AT = HEADER.size  # of dl_tensor in DLManagedTensorVersioned; 0 in DLManagedTensor
-_DTYPE_AT, _STRIDES_AT, _BYTE_OFFSET_AT = 20, 32, 40  # from dl_tensor
-
-
-def export_capsule(
-    array: np.ndarray[Any, Any], max_version: tuple[int, int] | None, image: Image | None
-) -> object:
-    """A new capsule over *array*, with the fields of *image* in its struct.
-
-    *max_version* as in the standard: None or below (1, 0) gives the legacy
-    struct. ExchangeError for a read-only array in a legacy capsule.
-    """
-    capsule = export_array(array, max_version=max_version)
-    if image is None:
-        return capsule
-    versioned = max_version is not None and max_version >= (1, 0)  # numpy's rule
-    if not versioned and image.flags & FLAG_SUBBYTE_PADDED:
-        raise ExchangeError(
-            "a padded sub-byte tensor does not fit a legacy capsule, which has no flags; "
-            "the consumer must ask with max_version=(1, 0) or later"
-        )
-    return _lend(capsule, image, versioned)
 
 
 def export_array(
@@ -96,6 +69,31 @@ def export_array(
         ) from exc
 
 
+Image = tuple["DType", int, tuple[int, tuple[int, int], int] | None]
+"""What to write over a struct that numpy made, so that it describes our tensor: dtype and flags;
+and data, device and byte offset, where numpy's are not right."""
+
+
+def describe(image: Image, theirs: Any, described: Any, versioned: bool, deleter: int = 0) -> None:
+    """Write the struct *theirs* of numpy to *described*, with *image*, before a consumer has it.
+
+    With *deleter* that is one of our own, which has no context.
+    """
+    dtype, added, place = image
+    kind, tensor, context = (MANAGED, 5, 2) if versioned else (_LEGACY, 0, 10)
+    fields = [*kind.unpack_from(theirs)]
+    if versioned:
+        # Since 1.2 strides may not be NULL; numpy 2.2 leaves those of compact arrays so.
+        fields[:2] = DLPACK_VERSION if fields[tensor + 8] else (DLPACK_VERSION[0], 1)
+        fields[4] |= added  # numpy has set READ_ONLY if its array is read-only
+    if deleter:
+        fields[context : context + 2] = 0, deleter
+    fields[tensor + 4 : tensor + 7] = dtype.code, dtype.bits, dtype.lanes
+    if place is not None:
+        fields[tensor], (fields[tensor + 1], fields[tensor + 2]), fields[tensor + 9] = place
+    kind.pack_into(described, 0, *fields)
+
+
 class OwnExport:
     """A new struct over *array*, whose owner is numpy's capsule, so that C alone frees it.
 
@@ -108,7 +106,8 @@ class OwnExport:
         self._capsule = array.__dlpack__(max_version=DLPACK_VERSION)
         self.managed_address = address_in(self._capsule)  # numpy has made it so
         if image is not None:
-            image.describe(ffi.buffer(self.pointer))
+            struct = managed_at(self.managed_address)
+            describe(image, struct, struct, versioned=True)
 
     @property
     def pointer(self) -> Any:
@@ -151,22 +150,32 @@ _discard = immortal(ffi.callback("void(intptr_t)", _loans.discard))
 
 
 class _Kind:
-    """A generation of structs: its type, its capsules' name, and the functions of its structs."""
+    """A generation of structs: its fields, its capsules' name, and the functions of its structs."""
 
-    __slots__ = ("deleter", "destructor", "name", "type")
+    __slots__ = ("at", "deleter", "destructor", "name", "new")
 
-    def __init__(self, type: Any, name: ctypes.c_void_p) -> None:
-        self.type = type
+    def __init__(self, size: int, name: ctypes.c_void_p) -> None:
+        self.new = ctypes.c_uint64 * (size // 8)
+        self.at = self.new.from_address
         self.name = name
         self.destructor = 0  # numpy's, taken from the first capsule
         self.deleter = int(ffi.cast("uintptr_t", _discard))
 
 
-_kinds = {True: _Kind(VERSIONED_POINTER, CURRENT), False: _Kind(LEGACY_POINTER, LEGACY)}
+_kinds = {True: _Kind(MANAGED.size, CURRENT), False: _Kind(_LEGACY.size, LEGACY)}
 
 
-def _lend(capsule: object, image: Image, versioned: bool) -> object:
-    """A capsule with a struct of its own; numpy's *capsule* owns the memory."""
+def with_image(capsule: object, image: Image, version: tuple[int, int] | None) -> object:
+    """A capsule with a struct of its own, described by *image*; numpy's *capsule* has the memory.
+
+    *version* is what numpy was asked for.
+    """
+    versioned = version is not None and version >= (1, 0)  # numpy's rule
+    if not versioned and image[1] & FLAG_SUBBYTE_PADDED:
+        raise ExchangeError(
+            "a padded sub-byte tensor does not fit a legacy capsule, which has no flags; "
+            "the consumer must ask with max_version=(1, 0) or later"
+        )
     kind = _kinds[versioned]
     try:
         if not kind.destructor:
@@ -174,22 +183,16 @@ def _lend(capsule: object, image: Image, versioned: bool) -> object:
         theirs = get_pointer(capsule, kind.name)
     except ctypes.ArgumentError as exc:
         raise undisguised(exc) from None
-    new = ffi.new(kind.type, ffi.cast(kind.type, theirs)[0])
-    described = ffi.buffer(new)
-    if versioned:
-        image.describe(described, kind.deleter)
-    else:
-        image.write(described, 0)
-        _LEGACY_END.pack_into(described, TENSOR.size, 0, kind.deleter)
-    address = int(ffi.cast(_ADDRESS, new))
-    loan = _Loan(address)
+    new = kind.new()
+    describe(image, kind.at(theirs), new, versioned, kind.deleter)
+    loan = _Loan(ctypes.addressof(new))
     loan.capsule, loan.struct = capsule, new
     _recent.append(new)
     try:
         _loans.add(loan)
-        return new_capsule(address, kind.name, kind.destructor)
+        return new_capsule(loan, kind.name, kind.destructor)
     except BaseException as exc:
-        _loans.discard(address)
+        _loans.discard(loan)
         if isinstance(exc, ctypes.ArgumentError):
             raise undisguised(exc) from None
         raise
@@ -205,49 +208,8 @@ def _at_exit() -> None:
     for loan in tuple(_loans):
         held: Any = loan
         immortal(held)
-        held.struct.deleter = ffi.cast(ffi.typeof(held.struct.deleter), HARMLESS)
-
-
-class Image:
-    """The fields to write over a struct that numpy made, so that it describes our tensor.
-
-    *place* is the data, the device and the byte offset, where numpy's are not right.
-    """
-
-    __slots__ = ("dtype", "flags", "place")  # a NamedTuple would make each export 3 % dearer
-
-    def __init__(
-        self, dtype: DType, flags: int, place: tuple[int, tuple[int, int], int] | None
-    ) -> None:
-        self.dtype = dtype
-        self.flags = flags
-        self.place = place
-
-    def describe(self, described: Any, deleter: int | None = None) -> None:
-        """Overwrite a ``DLManagedTensorVersioned``, before a consumer has it.
-
-        With *deleter* the struct is one of our own, which has no context.
-        """
-        # numpy has set READ_ONLY if its array is read-only.
-        flags = _UINT64.unpack_from(described, _FLAGS_AT)[0] | self.flags
-        # Since 1.2 strides may not be NULL; numpy 2.2 leaves those of compact arrays so.
-        strides = _UINT64.unpack_from(described, _TENSOR_AT + _STRIDES_AT)[0]
-        major, minor = DLPACK_VERSION if strides else (DLPACK_VERSION[0], 1)
-        if deleter is None:
-            _, _, context, deleter, _ = HEADER.unpack_from(described)
-        else:
-            context = 0
-        HEADER.pack_into(described, 0, major, minor, context, deleter, flags)
-        self.write(described, _TENSOR_AT)
-
-    def write(self, described: Any, start: int) -> None:
-        """Overwrite the ``DLTensor`` at *start*."""
-        dtype = self.dtype
-        _DTYPE.pack_into(described, start + _DTYPE_AT, dtype.code, dtype.bits, dtype.lanes)
-        if self.place is not None:
-            data, device, byte_offset = self.place
-            _PLACE.pack_into(described, start, data, *device)
-            _UINT64.pack_into(described, start + _BYTE_OFFSET_AT, byte_offset)
+        at = DELETER_OFFSETS[ctypes.sizeof(held.struct) == _LEGACY.size]
+        _UINT64.pack_into(held.struct, at, HARMLESS)
 
 
 # The arguments of __dlpack__, by the rules of the array API standard 2025.12 ----------

@@ -97,14 +97,15 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
     return addresses[(id(array) >> 3) + MEMBERS_AT]  # `operand_of` has this line, without a call
 
 
-_CONSUMER = 4
-"""The frames below the consumer's: this one, who asks it, ``produce`` and ``__dlpack__``."""
+def is_called_by_torch(frames: int) -> bool:
+    """Whether ``torch.from_dlpack``, which is Python, has called the ``__dlpack__`` that asks.
 
-
-def is_called_by_torch() -> bool:
-    """Whether ``torch.from_dlpack``, which is Python, has called the ``__dlpack__`` that asks."""
+    *frames* is how many are below that of who asks, with that of ``__dlpack__``.
+    """
+    if "torch" not in sys.modules:
+        return False
     try:
-        frame = sys._getframe(_CONSUMER)
+        frame = sys._getframe(frames + 2)
     except ValueError:  # called from C, and nothing of Python above
         return False
     return frame.f_globals.get("__name__") == "torch.utils.dlpack"

@@ -9,6 +9,7 @@ dlpack.h 1.3.
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.dlpack.capsules import OneCapsule, open_capsule, readable_by_numpy, restore
@@ -387,8 +388,13 @@ _CPU_TYPE = int(DLDeviceType.kDLCPU)  # whose own == is slow: it knows names, to
 def device_of_producer(x: Any) -> Device:
     """What ``x.__dlpack_device__()`` says; TypeError or ValueError if that is no device."""
     pair = x.__dlpack_device__()
-    if isinstance(pair, tuple) and len(pair) == 2:
-        kind, index = pair
+    two: Any = pair if type(pair) is tuple or isinstance(pair, tuple) else None
+    wrong: type[Exception] = TypeError
+    try:
+        kind, index = two
+    except (TypeError, ValueError) as exc:
+        wrong = type(exc)
+    else:
         if type(kind) is int and type(index) is int:
             if kind != _CPU_TYPE:
                 return Device.of(kind, index)
@@ -400,8 +406,7 @@ def device_of_producer(x: Any) -> Device:
             return CPU if kind == _CPU_TYPE else device  # the host is one
         if kind == _CPU_TYPE and pair[1] is None:  # paddle 3.3 says that, which numpy takes, too
             return CPU
-    kind_of_error = ValueError if isinstance(pair, tuple) and len(pair) != 2 else TypeError
-    raise kind_of_error(f"{origin_of(x)}.__dlpack_device__() returned {pair!r}, not two ints")
+    raise wrong(f"{origin_of(x)}.__dlpack_device__() returned {pair!r}, not two ints")
 
 
 def refuse_class(x: Any) -> None:
@@ -430,17 +435,20 @@ def produce(
 ) -> object:
     """A new capsule of *tensor*: the body of ``__dlpack__``, see `Tensor.__dlpack__`."""
     version = check_version(max_version)
-    check_copy(copy)
+    if copy is not None:
+        check_copy(copy)
     device = tensor.device
     own = device.dlpack
     target = own if dl_device is None else check_device(dl_device)
     if target == own:
-        if not device.is_host:
-            _refuse_torch(tensor)
+        if not (device.is_host or _is_usual_for_torch(device)) and is_called_by_torch(1):
+            _refuse_torch(tensor, device)
         if dl_device is None and (copy is False or (stream is not None and version is None)):
             _refuse_elements(tensor, version)
             _refuse_handle(tensor, stream, version)
-        exported, flags = _copied_or_not(tensor, copy)
+        exported, flags = tensor, 0
+        if copy or has_negative_strides(tensor):
+            exported, flags = _copied(tensor, copy), FLAG_IS_COPIED
         order_consumer(exported, stream)  # after the copy, which is work on our stream too
         return capsule_of(exported, version, flags)
     if target == CPU.dlpack:
@@ -451,40 +459,42 @@ def produce(
     )
 
 
-def _refuse_torch(tensor: Tensor) -> None:
-    """ExchangeError for a device that torch has no tensors on.
+@cache
+def _is_usual_for_torch(device: Device) -> bool:
+    """Whether torch has tensors on *device*, which `_refuse_torch` need not look at."""
+    torch = find_description("torch")
+    kinds = None if torch is None else torch.device_types
+    return kinds is None or (device.type in kinds and device.type is not DLDeviceType.kDLExtDev)
+
+
+def _refuse_torch(tensor: Tensor, device: Device) -> None:
+    """ExchangeError to torch for a device that it has no tensors on.
 
     torch 2.13 answers the capsule with an internal error, which asks for a report to torch, or
     for kDLExtDev with the name of a module that is missing.
     """
-    torch, device = find_description("torch"), tensor.device
-    kinds = None if torch is None else torch.device_types
-    if kinds is None or (device.type in kinds and device.type is not DLDeviceType.kDLExtDev):
+    torch = find_description("torch")
+    assert torch is not None  # it has answered for *device*
+    if device.type in (torch.device_types or ()) and torch.check is not None:
+        torch.check(tensor, device)
         return
-    if is_called_by_torch():
-        if device.type in kinds and torch is not None and torch.check is not None:
-            torch.check(tensor, device)
-            return
-        raise ExchangeError(
-            f"torch has no tensors on {device}; dlbridge.to_device(t, 'cpu', like='torch') "
-            "brings the tensor to the CPU"
-        )
+    raise ExchangeError(
+        f"torch has no tensors on {device}; dlbridge.to_device(t, 'cpu', like='torch') "
+        "brings the tensor to the CPU"
+    )
 
 
-def _copied_or_not(tensor: Tensor, copy: bool | None) -> tuple[Tensor, int]:
-    """The tensor that is exported to its own device, and the flags to add."""
+def _copied(tensor: Tensor, copy: bool | None) -> Tensor:
+    """The copy that is exported to the device of *tensor*: it was asked for, or must be made."""
     if copy is True:
-        return copy_of(tensor), FLAG_IS_COPIED
-    if has_negative_strides(tensor):
-        if copy is False:
-            raise ExchangeError(
-                f"negative strides {tensor.strides} are exported as a copy (some consumers "
-                "abort on them), and copy=False forbids it; pass copy=None, or export a compact "
-                "copy, dlbridge.to_device(t, t.device, copy=True)"
-            )
-        why = f"a consumer gets no negative strides {tensor.strides}: {LOST_WRITES}"
-        return copy_of(tensor, why), FLAG_IS_COPIED
-    return tensor, 0
+        return copy_of(tensor)
+    if copy is False:
+        raise ExchangeError(
+            f"negative strides {tensor.strides} are exported as a copy (some consumers "
+            "abort on them), and copy=False forbids it; pass copy=None, or export a compact "
+            "copy, dlbridge.to_device(t, t.device, copy=True)"
+        )
+    return copy_of(tensor, f"a consumer gets no negative strides {tensor.strides}: {LOST_WRITES}")
 
 
 def _export_to_host(
@@ -561,7 +571,7 @@ def _refuse_elements(tensor: Tensor, version: tuple[int, int] | None) -> None:
         reason = f"MPI would reduce the bytes of {dtype} elements as numbers"
     else:
         return
-    if is_called_by_torch():
+    if is_called_by_torch(2):
         return  # its from_dlpack(t, copy=False) asks the same
     raise ExchangeError(
         f"the tensor was asked for as MPI asks (version 1.0, copy=False), and {reason}: send it as "

@@ -185,38 +185,29 @@ def backend(name: str) -> Backend:
         return LOADED[name]
 
 
-def loaded(device_type: int) -> list[tuple[str, Backend]]:
-    """The loaded backends of *device_type* with their names; several may share a type."""
-    known = LOADED.copy()  # one step: another thread may be loading a backend
-    return [(name, plugin) for name, plugin in known.items() if plugin.device_type == device_type]
-
-
 def sharing(device_type: int) -> list[str]:
     """The names of the usable backends of *device_type*, also of those not loaded before.
 
     A backend's type is known when it is loaded, unless DLPack has its name. What
     could not be loaded is tried again when another backend has been loaded.
     """
-    known = _sharing.get(device_type)
-    if known is not None and known[0] == generation():
-        return known[1]
+    if device_type in _sharing:
+        loaded_then, registered_then, names = _sharing[device_type]
+        if loaded_then == LOADED and registered_then == _registered:
+            return names
+    registered = _registered.copy()
     for name in backends():
         if name not in LOADED and type_of_name(name) in (None, device_type):
             with suppress(Error):  # it cannot run here, or is broken: nothing is its own
                 backend(name)
-    now = generation()  # before the answer: another thread may load one meanwhile
-    names = sorted(name for name, _ in loaded(device_type))
-    _sharing[device_type] = now, names
+    now = LOADED.copy()  # one step: another thread may be loading a backend
+    names = sorted(name for name, plugin in now.items() if plugin.device_type == device_type)
+    _sharing[device_type] = now, registered, names
     return names
 
 
-_sharing: dict[int, tuple[tuple[int, ...], list[str]]] = {}
-"""What `sharing` has said, and the generation that it was said of."""
-
-
-def generation() -> tuple[int, ...]:
-    """A value that changes when a backend is loaded or registered, as a key of caches."""
-    return (*map(id, LOADED.copy().values()), *map(id, _registered.copy().values()))
+_sharing: dict[int, tuple[dict[str, Backend], dict[str, type[Backend]], list[str]]] = {}
+"""What `sharing` has said, and of which backends."""
 
 
 def packages_of(cls: type) -> list[str]:
@@ -548,15 +539,17 @@ class Plugin:
             del exc
 
 
-_plugins: dict[int, Plugin] = {}
-"""By the identity of the backend, which its record keeps: there is one record for each."""
+_plugins: dict[str, Plugin] = {}
+"""The records of the loaded backends, by name."""
 
 
 def plugin_named(name: str) -> Plugin:
     """The backend *name*, which is loaded; BackendUnavailable or BackendError if it cannot be."""
     loaded = LOADED[name] if name in LOADED else backend(name)
-    key = id(loaded)
-    return _plugins[key] if key in _plugins else _plugins.setdefault(key, Plugin(name, loaded))
+    if name in _plugins and (known := _plugins[name]).backend is loaded:
+        return known
+    record = _plugins[name] = Plugin(name, loaded)
+    return record
 
 
 @for_guests

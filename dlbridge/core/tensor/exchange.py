@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlbridge.core.dlpack.exports import Image, OwnExport, check_host_stream, export_capsule
+from dlbridge.core.dlpack.exports import OwnExport, check_host_stream, export_array, with_image
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
 from dlbridge.core.plugins.registry import LOADED, family_of, plugin_named, sharing
 from dlbridge.core.plugins.streams import current_use
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dlbridge.core.dlpack.capsules import ManagedTensor
+    from dlbridge.core.dlpack.exports import Image
     from dlbridge.core.plugins.streams import StreamUse
 
 
@@ -110,28 +111,33 @@ def bind(device: Device, data: int, origin: str, name: str | None = None) -> tup
     the answer depends neither on what is loaded nor on the order. Where none of them
     can be asked, the handle stays as it is.
     """
-    kind = int(device.type)  # comparing with a member of the enumeration runs Python
+    kind, _ = device.dlpack
+    module, _, _ = origin.rpartition(".")
     owners: list[tuple[Device, int]] = []
     errors: dict[str, Error] = {}
     for each in sharing(kind) if name is None else [name]:
         import_data = plugin_named(each).import_data
         if import_data is not None:
             try:
-                index, own = import_data(device.index, data, origin.rpartition(".")[0])
-                owners.append((Device.of(kind, index, each), own))
+                index, own = import_data(device.index, data, module)
+                same = index == device.index and each == device.name
+                owners.append((device if same else Device.of(kind, index, each), own))
             except Error as exc:
                 errors[each] = exc
-    if len(owners) > 1:
-        # The backend that DLPack names knows all memory of its driver; one of a family, its own.
-        owners = [owner for owner in owners if "-" in owner[0].name] or owners
-    if len(owners) > 1:
-        names = " and ".join(owner.name for owner, _ in owners)
-        raise ExchangeError(
-            f"the handle {data:#x} from {origin} is taken for their own by two backends, {names}: "
-            "their handles cannot be told apart. DLBRIDGE_BACKENDS can leave one of them out"
-        )
     if owners:
-        return owners[0]
+        owner, *others = owners
+        if others:
+            # The backend that DLPack names knows all memory of its driver; one of a family, its
+            # own.
+            owner, *others = [each for each in owners if "-" in each[0].name] or owners
+        if others:
+            names = " and ".join(known.name for known, _ in (owner, *others))
+            raise ExchangeError(
+                f"the handle {data:#x} from {origin} is taken for their own by two backends, "
+                f"{names}: their handles cannot be told apart. DLBRIDGE_BACKENDS can leave one of "
+                "them out"
+            )
+        return owner
     for error in errors.values():  # a broken backend first: nobody else knows the handle
         if not isinstance(error, ExchangeError) or len(errors) == 1:
             raise error
@@ -149,7 +155,8 @@ def bind(device: Device, data: int, origin: str, name: str | None = None) -> tup
 def capsule_of(tensor: Tensor, version: tuple[int, int] | None, flags: int) -> object:
     """A new capsule of *tensor*, with *flags* added; *version* as ``max_version``."""
     array, image = _described(tensor, flags)
-    return export_capsule(array, version, image)
+    capsule = export_array(array, max_version=version)
+    return capsule if image is None else with_image(capsule, image, version)
 
 
 def own_export_of(tensor: Tensor, flags: int = 0) -> OwnExport:
@@ -159,20 +166,21 @@ def own_export_of(tensor: Tensor, flags: int = 0) -> OwnExport:
 
 def _described(tensor: Tensor, flags: int) -> tuple[np.ndarray[Any, Any], Image | None]:
     """The carrier, and the fields that make numpy's export of it the tensor's; None if it is."""
-    array = with_usual_strides(carrier_of(tensor))
-    if not flags and type(tensor) is ArrayTensor:
-        return array, None
-    if tensor.is_padded:
-        flags |= FLAG_SUBBYTE_PADDED
-    if type(tensor) is not Tensor and isinstance(tensor, NumpyTensor):
-        return array, Image(tensor.dtype, flags, None)
+    if type(tensor) is not Tensor and isinstance(tensor, NumpyTensor):  # which has no padding
+        array = with_usual_strides(carrier_of(tensor))
+        plain = not flags and type(tensor) is ArrayTensor
+        return array, None if plain else (tensor.dtype, flags, None)
     operand = operand_of(tensor)
-    device, data, offset = operand.device, operand.data, operand.byte_offset
+    array, device = operand.carrier, operand.device
+    data, offset = operand.data, operand.byte_offset
+    if 1 in operand.shape:
+        array = with_usual_strides(array)
     if not operand.nbytes:
         data = offset = 0
     elif device.is_address:
         data, offset = data + offset, 0
-    return array, Image(operand.dtype, flags, (data, device.dlpack, offset))
+    flags |= operand.flags & FLAG_SUBBYTE_PADDED
+    return array, (operand.dtype, flags, (data, device.dlpack, offset))
 
 
 def order_consumer(tensor: Tensor, stream: object) -> None:
@@ -182,7 +190,9 @@ def order_consumer(tensor: Tensor, stream: object) -> None:
     only None and -1 are possible: the memory was ready on the default stream when
     it was imported.
     """
-    device = tensor.device
+    # A property of an array's tensor would make a `Memory`.
+    memory = memory_under(tensor) if type(tensor) is Tensor else None
+    device = CPU if memory is None else memory.device
     if device.is_host and device.type is not DLDeviceType.kDLCUDAManaged:
         check_host_stream(stream)
         return
@@ -198,9 +208,8 @@ def order_consumer(tensor: Tensor, stream: object) -> None:
         consumer = plugin.normalize_stream(device.index, stream)
         if consumer != -1:
             # The last work of ours, and what may have been queued beside it.
-            memory = memory_under(tensor)
             ours = {current_use(device, plugin).handle}
-            if memory.last_use is not None:
+            if memory is not None and memory.last_use is not None:
                 ours |= {memory.last_use.handle}
             for producer in ours - {consumer}:
                 plugin.wait(device.index, consumer, producer)

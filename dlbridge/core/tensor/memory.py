@@ -380,7 +380,7 @@ def carrier(
     # The address of an empty tensor means nothing: it may be NULL, or no address.
     readable = memory.device.is_host and 0 not in shape
     data = memory.data + byte_offset if readable else NOWHERE
-    steps = strides and tuple([step * itemsize for step in strides])
+    steps = strides and tuple(map(itemsize.__mul__, strides))  # 0.1 us less than a list
     if not readonly:  # who has a view of a buffer could make it writable again
         buffer = _buffer_at(data)
         buffer.memory = memory

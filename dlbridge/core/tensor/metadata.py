@@ -426,10 +426,10 @@ def has_negative_strides(tensor: TensorMetadata) -> bool:
     torch 2.13 aborts the process on negative strides, and a producer does not
     know its consumer, so such tensors are exported as a copy.
     """
-    steps = tensor._array.strides
+    array = tensor._array
     return (
-        bool(steps)
-        and min(steps) < 0
+        not (array.flags.c_contiguous and array.size)  # mostly
+        and min(array.strides, default=0) < 0
         and any(
             stride < 0 and extent > 1
             for stride, extent in zip(tensor.strides, tensor.shape, strict=True)

@@ -535,7 +535,7 @@ class Tensor(TensorMetadata):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return ``(device_type, device_id)`` as plain ints (array API 2025.12)."""
-        return self.device.dlpack
+        return self._memory.device.dlpack
 
     # As above: a name that an Exporter does not have. One that held itself would be asked for ever.
     __tensor_device__: Any = __dlpack_device__

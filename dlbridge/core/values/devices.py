@@ -141,7 +141,7 @@ class Device(Value):
     True
     """
 
-    __slots__ = ("index", "is_address", "is_host", "name", "type")
+    __slots__ = ("dlpack", "index", "is_address", "is_host", "name", "type")
 
     type: DLDeviceType
     """The DLDeviceType, an int; it may be one that ``dlpack.h`` does not list."""
@@ -153,6 +153,8 @@ class Device(Value):
     """Whether the CPU may read its memory; that of CUDAManaged after a synchronisation."""
     is_address: bool
     """Whether ``data + byte_offset`` is an address; otherwise ``data`` is a handle."""
+    dlpack: tuple[int, int]
+    """``(type, index)`` as plain ints, for ``dl_device=`` (array API 2025.12)."""
 
     def __new__(cls, type: int, index: int = 0, name: str | None = None) -> Device:
         """Like `of`."""
@@ -239,12 +241,7 @@ class Device(Value):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return ``(type, index)``. TVM-FFI takes objects with this method as devices."""
-        return int(self.type), self.index
-
-    @property
-    def dlpack(self) -> tuple[int, int]:
-        """``(type, index)`` as plain ints, for ``dl_device=`` (array API 2025.12)."""
-        return int(self.type), self.index
+        return self.dlpack
 
     @property
     def uuid(self) -> str | None:
@@ -359,6 +356,7 @@ def _intern(type: int, index: int, name: str | None) -> Device:
         object.__setattr__(device, "name", name)
         object.__setattr__(device, "is_host", type in HOST_DEVICES)
         object.__setattr__(device, "is_address", type in ADDRESS_DEVICES)
+        object.__setattr__(device, "dlpack", (type, index))
         device = _interned.setdefault((type, index, name), device)
     if name == usual:
         _interned[type, index, None] = device

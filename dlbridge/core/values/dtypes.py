@@ -152,7 +152,7 @@ class DType(Value, metaclass=WithAbsentNames):
     16
     """
 
-    __slots__ = ("_numpy", "bits", "code", "lanes", "name")
+    __slots__ = ("_numpy", "bits", "code", "itemsize", "lanes", "name")
 
     code: int
     """The DLDataTypeCode; it may be one that ``dlpack.h`` does not list."""
@@ -162,6 +162,8 @@ class DType(Value, metaclass=WithAbsentNames):
     """The values per element, 1 or the length of a vector type."""
     name: str
     """``"float32"``, ``"float8_e4m3fn"``, ``"float32x4"``, ``"type_code(42)_8"``."""
+    itemsize: int
+    """The bytes of one element that is stored alone, rounded up."""
 
     _numpy: np.dtype[Any] | None
 
@@ -237,11 +239,6 @@ class DType(Value, metaclass=WithAbsentNames):
         return self.code, self.bits, self.lanes
 
     @property
-    def itemsize(self) -> int:
-        """The bytes of one element that is stored alone, rounded up."""
-        return (self.bits * self.lanes + 7) // 8
-
-    @property
     def is_subbyte(self) -> bool:
         """Whether an element is not a whole number of bytes, as in ``int4``."""
         return self.bits * self.lanes % 8 != 0
@@ -310,8 +307,8 @@ def _intern(code: int, bits: int, lanes: int) -> DType:
             " code and bits are uint8, lanes is uint16 (dlpack.h 1.3)"
         )
     new = object.__new__(DType)
-    name = _name(code, bits, lanes)
-    for slot, value in zip(DType.__slots__, (None, bits, code, lanes, name), strict=True):
+    values = None, bits, code, (bits * lanes + 7) // 8, lanes, _name(code, bits, lanes)
+    for slot, value in zip(DType.__slots__, values, strict=True):
         object.__setattr__(new, slot, value)
     return _interned.setdefault((code, bits, lanes), new)
 

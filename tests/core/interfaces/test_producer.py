@@ -192,7 +192,7 @@ def test_a_failed_export_leaks_nothing(monkeypatch):  # P55
         raise MemoryError("injected")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.Image, "write", fail)
+        patch.setattr(module, "describe", fail)
         with pytest.raises(MemoryError, match="injected"):
             owned.tensor.__dlpack__(max_version=VERSION)
         with pytest.raises(MemoryError, match="injected"):
