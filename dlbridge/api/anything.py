@@ -205,7 +205,7 @@ BUILTIN = frozenset({*BUFFERS, memoryview, *NUMBERS})
 
 
 def _from_buffer_or_numbers(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
-    tensor = from_buffer(x)
+    tensor = None if type(x) in NUMBERS else from_buffer(x)
     if tensor is not None:
         return tensor
     numbers = _plain(x)
