@@ -61,7 +61,7 @@ Version = tuple[int, int, str]
 
 
 def main() -> int:
-    """Test each; the exit code of the first that fails."""
+    """Test each, also after one that failed; the exit code of the first that failed."""
     if "--lowest" in sys.argv:
         # pytest 8.0 sets its own hook for exceptions in destructors over that of a test's fixture.
         rooms = ["-p", "no:unraisableexception", "tests/core", "tests/ffi"]
@@ -85,6 +85,7 @@ def main() -> int:
             if "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
                 return 1
     every = bool(named) or "--all" in sys.argv
+    failed = 0
     for version in sorted(found):
         wanted = of(version) in named if named else version != mine
         if not wanted or not (every or version in (with_gil[0], with_gil[-1], beside)):
@@ -100,9 +101,8 @@ def main() -> int:
         code = run(inside, rooms, expect, variables)
         if not code and version == beside:
             code = run(inside, UPSTREAM, expect, variables)
-        if code:
-            return code
-    return 0
+        failed = failed or code
+    return failed
 
 
 def run(python: str, rooms: list[str], expect: str, variables: dict[str, str]) -> int:
