@@ -36,7 +36,7 @@ def test_the_walk_of_numpy_to_a_device():
     backend_or_skip("opencl")
     counts = [int(count) for count in run_script(WALK).split()]
     functions, modules, *_, warm, warm_modules = counts
-    assert functions <= 37, counts
-    assert modules <= 12, counts
-    assert warm <= 18, counts
-    assert warm_modules <= 9, counts
+    assert functions <= 35, counts
+    assert modules <= 11, counts
+    assert warm <= 16, counts
+    assert warm_modules <= 8, counts

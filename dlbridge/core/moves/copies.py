@@ -133,7 +133,7 @@ def copy_bytes(
     progress: Progress | None,
 ) -> None:
     """Give as many bytes of *memory* as *flat* has on the host to *copy*, in pieces if need be."""
-    index, data, nbytes = memory.device.index, memory.data, len(flat)
+    index, data, nbytes = memory.device.index, memory.data, flat.nbytes
     piece = UNREPORTED if progress is None else REPORTED
     try:
         if progress is None and nbytes <= piece:  # most copies
@@ -274,9 +274,10 @@ def _ordered(target: Operand, source: Operand, plugin: Plugin) -> int:
         refuse_if_viewed(into)
         refuse_if_viewed(of)
     now = current_use(target.device, plugin)
-    if not target.is_new:
-        order(into, now, plugin)
-    order(of, now, plugin)
+    for memory in (of,) if target.is_new else (into, of):
+        if memory.last_use is not now:
+            order(memory, now, plugin)
+    now.used = True
     return now.handle
 
 

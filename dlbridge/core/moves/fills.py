@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlbridge.core.moves.copies import copy_elements, part_of
+from dlbridge.core.moves.copies import copy_elements, part_of, span_of
 from dlbridge.core.moves.plans import is_recording, recorded
 from dlbridge.core.moves.transfer import new_tensor
 from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.operand import host_array, operand_of
 from dlbridge.core.values.devices import CPU
-from dlbridge.protocol import Span
 
 if TYPE_CHECKING:
     from dlbridge.core.tensor.operand import Operand
@@ -79,7 +78,7 @@ def _filled_by_device(operand: Operand, value: int) -> bool:
     use = None if operand.memory is None else operand.memory.last_use
     if use is not None:  # the stream that it was allocated for
         use.used = True
-    span = Span(where.index, operand.data, operand.byte_offset, operand.nbytes)
+    span = span_of((where.index, operand.data, operand.byte_offset, operand.nbytes))
     plugin.fill(span, value, 0 if use is None else use.handle)
     return True
 

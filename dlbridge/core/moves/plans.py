@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from sys import modules
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.public import for_guests, public
@@ -235,7 +236,7 @@ def is_recording() -> bool:
     """Whether a trace of this thread, or the log, takes what is copied now."""
     if TRACES and _mine():
         return not _inside.copy
-    if "logging" not in sys.modules:  # who has not imported it has asked for no log
+    if "logging" not in modules:  # who has not imported it has asked for no log
         return False
     log = _logger()
     # The first question is a part of the second one, and takes a fifth of its time.
@@ -259,7 +260,7 @@ def _record(plan: Plan, seconds: float) -> None:
     plan.where = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
     for active in _mine():
         active.plans.append(plan)
-    if plan.nbytes and "logging" in sys.modules:
+    if plan.nbytes and "logging" in modules:
         _logger().debug("%s: %s; %s", plan._head(), plan.reasons, plan.took)
 
 

@@ -517,7 +517,8 @@ def _relabel(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> T
 def _copy(_tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> Tensor:
     """A copy of *operand* in new memory of *target*."""
     memory = new_memory(target, operand.nbytes)
-    new = tensor_on(memory, operand.dtype, operand.shape, padded=operand.padded)
+    padded = operand.flags & FLAG_SUBBYTE_PADDED != 0  # its property costs a call
+    new = tensor_on(memory, operand.dtype, operand.shape, padded=padded)
     there = operand_of(new)
     if memory.last_use is not None:  # work on the stream that it was allocated for needs no order
         there.stream, there.is_new = memory.last_use.handle, True
@@ -539,7 +540,7 @@ def _upload(_tensor: Tensor, operand: Operand, target: Device, progress: Progres
         use: Any = memory.last_use  # the stream that it was allocated for
         use.used = True
         copy_bytes(plugin, plugin.copy_from_host, memory, 0, content, use.handle, progress)
-    padded = operand.flags & FLAG_SUBBYTE_PADDED != 0  # its property costs a call
+    padded = operand.flags & FLAG_SUBBYTE_PADDED != 0  # as above
     return tensor_on(memory, operand.dtype, operand.shape, padded=padded)
 
 
@@ -547,7 +548,7 @@ def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -
     plugin = plugin_of(operand.device)
     viewed: Any = operand.memory
     stream = access(viewed, plugin, viewing=True)
-    low, nbytes = operand.span()
+    low, nbytes = (0, operand.nbytes) if operand.contiguous else operand.span()
     start, writable = operand.byte_offset + low, not operand.readonly
     memory = Memory(target, 0, f"host view of {operand.device}", viewed)
     span = span_of((operand.device.index, operand.data, start, nbytes))

@@ -282,17 +282,14 @@ def ready_stream(memory: Memory) -> int:
 
 
 def order(memory: Memory, now: StreamUse, plugin: Plugin | None) -> None:
-    """Note work on *now*, the current stream, which waits for the last work on *memory*."""
+    """Note work on *now*, the current stream, which waits for the last work, on another one."""
     device, last = memory.device, memory.last_use
     if last is not None and last.handle != now.handle:
         if plugin is None:
             plugin = plugin_of(device)
         if plugin.wait is not None:
             plugin.wait(device.index, now.handle, last.handle)
-    if last is now:
-        now.used = True
-    else:
-        memory.use_on(now)
+    memory.use_on(now)
 
 
 def refuse_if_viewed(memory: Memory) -> None:
