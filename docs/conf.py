@@ -67,7 +67,7 @@ copybutton_prompt_is_regexp = True
 WITH_CONTENTS = "index", "backends", "developers"
 """The pages whose tables of contents name other pages of this folder."""
 
-BELOW = re.compile("(api|benchmarks|upstream)/|hardware$").match
+BELOW = re.compile("(api|reference|benchmarks|upstream)/|hardware$").match
 """The pages that other pages list or link to."""
 
 UNSEARCHED = re.compile(

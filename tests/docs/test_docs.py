@@ -31,6 +31,12 @@ ELSEWHERE = {
     "docs/cuda.md": "backends/cuda/tests/test_docs.py",
     "docs/rocm.md": "backends/rocm/tests/test_docs.py",
 }
+ELSEWHERE |= {
+    name.replace("docs/", "docs/reference/"): test
+    for name, test in ELSEWHERE.items()
+    if (ROOT / name.replace("docs/", "docs/reference/")).exists()
+}
+"""The reference of a page is run behind it (`pages.with_reference`)."""
 PAGES = [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api"]
 DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [ROOT / "README.md", *PAGES])
 NEEDS = {

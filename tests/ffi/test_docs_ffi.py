@@ -1,4 +1,7 @@
-"""docs/ffi.md: its examples run; its tables, and those of C_API.md, are those of the source."""
+"""docs/ffi.md and its reference: the examples run, and the tables are those of the source.
+
+So are those of C_API.md.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pages
 import pytest
 from expected import backend_or_skip, compiler_or_skip
 from scripts import ROOT, run_script
 
 from dlbridge import ffi
 
-DOCUMENT = (ROOT / "docs" / "ffi.md").read_text()
+DOCUMENT = pages.with_reference(ROOT / "docs" / "ffi.md")
 INSIDE = (ROOT / "tests" / "ffi" / "C_API.md").read_text()
 BLOCK = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"^(?:/\*|//) (\S+?):?(?: |$)", re.MULTILINE)

@@ -44,15 +44,21 @@ def programs() -> dict[tuple[str, int], list[str]]:
             first = text[: block.start(1)].count("\n")
             for number, line in enumerate(block[1].splitlines(), first):
                 lines[number] = line
+            if page.startswith("docs/reference/"):  # its examples go on with those of the page
+                lines[0] = f"from {module(page.replace('reference/', ''), 0)} import *"
     return found
+
+
+def module(page: str, section: int) -> str:
+    """A name that an import can have."""
+    return re.sub(r"\W", "_", f"{page.removesuffix('.md').lower()}_{section}")
 
 
 def write(folder: Path) -> dict[str, str]:
     """Put each program into *folder*; the name of its file -> the page."""
     names = {}
     for (page, section), lines in programs().items():
-        # Each is a module by itself, with a name that an import can have.
-        name = re.sub(r"\W", "_", f"{page.removesuffix('.md').lower()}_{section}") + ".py"
+        name = f"{module(page, section)}.py"  # each is a module by itself
         (folder / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
         names[name] = page
     return names

@@ -35,9 +35,16 @@ def programs(text: str) -> list[str]:
     return PYTHON.findall(text)
 
 
+def with_reference(page: Path) -> str:
+    """The text of *page*, and behind it that of its reference, if it has one."""
+    reference = page.parent / "reference" / page.name
+    more = reference.read_text(encoding="utf-8") if reference.exists() else ""
+    return page.read_text(encoding="utf-8") + more
+
+
 def run_examples(page: Path, count: int) -> dict[str, object]:
-    """Run the *count* blocks of Python in *page* as one program, and return its names."""
-    blocks = programs(page.read_text(encoding="utf-8"))
+    """Run the *count* blocks of Python in *page* and its reference as one program; its names."""
+    blocks = programs(with_reference(page))
     assert len(blocks) == count, page
     names: dict[str, object] = {}
     for block in blocks:

@@ -5,14 +5,14 @@ import re
 import numpy as np
 import pytest
 from cuda_support import HERE
-from pages import run_examples
+from pages import run_examples, with_reference
 
 PAGE = HERE.parents[2] / "docs" / "cuda.md"
 
 
 @pytest.fixture
 def page():
-    return PAGE.read_text()
+    return with_reference(PAGE)
 
 
 def table_after(page, heading):

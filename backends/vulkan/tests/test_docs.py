@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from pages import run_examples
+from pages import run_examples, with_reference
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[2] / "docs" / "vulkan.md"
@@ -15,7 +15,7 @@ HEADER = HERE.parent / "cdefs" / "vulkan.h"
 
 @pytest.fixture(scope="module")
 def page():
-    return PAGE.read_text()
+    return with_reference(PAGE)
 
 
 def test_the_examples_run(vulkan, page, tmp_path, monkeypatch, scale_spirv, capsys):
