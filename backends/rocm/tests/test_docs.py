@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from pages import run_examples
+from pages import run_examples, with_reference
 from rocm_support import HERE
 
 PAGE = HERE.parents[2] / "docs" / "rocm.md"
@@ -11,7 +11,7 @@ PAGE = HERE.parents[2] / "docs" / "rocm.md"
 
 @pytest.fixture
 def page():
-    return PAGE.read_text()
+    return with_reference(PAGE)
 
 
 def test_the_examples_run(rocm, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pages import programs
+from pages import programs, with_reference
 from scripts import run_script
 
 PAGE = Path(__file__).parents[3] / "docs" / "webgpu.md"
@@ -12,6 +12,6 @@ PAGE = Path(__file__).parents[3] / "docs" / "webgpu.md"
 
 def test_the_examples_run(webgpu):
     """In a process of its own: a number of a device is counted on."""
-    examples = programs(PAGE.read_text())
+    examples = programs(with_reference(PAGE))
     assert len(examples) == 3
     run_script("\n".join(examples))
