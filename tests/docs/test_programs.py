@@ -17,7 +17,7 @@ from ranks import run_ranks
 from scripts import run_script
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PROCESSES = pages.programs((DOCS / "processes.md").read_text(encoding="utf-8"))
+PROCESSES = pages.programs(pages.with_reference(DOCS / "processes.md"))
 OWN = "__main__"  # what a program of its own has, as its processes import it
 
 
@@ -37,7 +37,7 @@ def test_files(program, tmp_path):
     backend_or_skip("opencl")
     peer("ml_dtypes")
     peer("safetensors")
-    blocks = pages.programs((DOCS / "files.md").read_text(encoding="utf-8"))
+    blocks = pages.programs(pages.with_reference(DOCS / "files.md"))
     assert len(blocks) == 11
     run_script(program(blocks), cwd=tmp_path)
 
