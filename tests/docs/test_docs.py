@@ -22,7 +22,7 @@ ELSEWHERE = {
     "docs/opencl.md": "backends/opencl/tests/test_docs.py",
     "docs/files.md": "tests/docs/test_programs.py",
     "docs/howto/bring-your-pointer.md": "tests/docs/test_pointer_doc.py",
-    "docs/clusters.md": "tests/docs/test_programs.py",
+    "docs/gallery/cluster.md": "tests/docs/test_programs.py",
     "docs/processes.md": "tests/docs/test_programs.py",
     "docs/oneapi.md": "backends/oneapi/tests/test_docs.py",
     "docs/torch.md": "backends/torch/tests/test_docs.py",

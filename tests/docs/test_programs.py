@@ -1,6 +1,6 @@
-"""Pages whose examples are programs: docs/files.md, docs/processes.md and docs/clusters.md.
+"""Pages whose examples are programs: docs/files.md, docs/processes.md and docs/gallery/cluster.md.
 
-They run as one program each, that of processes.md on MPI's ranks, that of clusters.md on a
+They run as one program each, that of processes.md on MPI's ranks, that of cluster.md on a
 cluster of three workers, each on what it has.
 """
 
@@ -61,7 +61,7 @@ def test_clusters(program, tmp_path):
     peer("distributed")
     if backend_or_skip("opencl").device_info(0)["platform"] != "Portable Computing Language":
         pytest.skip("the two devices are PoCL's")
-    blocks = pages.programs((DOCS / "clusters.md").read_text(encoding="utf-8"))
+    blocks = pages.programs((DOCS / "gallery" / "cluster.md").read_text(encoding="utf-8"))
     assert len(blocks) == 2
     said = run_group(program(blocks), cwd=tmp_path)
     for place in ("on opencl:0", "on opencl:1", "by numpy"):
