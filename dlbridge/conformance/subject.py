@@ -40,6 +40,7 @@ _MAKE = {
     "mlx": "mlx.core.array",
     "warp": "warp.array",
     "onnxruntime": "onnxruntime.OrtValue.ortvalue_from_numpy",
+    "max": "max.driver.Buffer.from_numpy",
     "pyarrow": "pyarrow.array",
     "array_api_strict": "array_api_strict.asarray",
 }
@@ -48,6 +49,7 @@ _TAKE = {
     "mlx": "mlx.core.from_dlpack",
     "tensorflow": "tensorflow.experimental.dlpack.from_dlpack",
     "onnxruntime": "onnxruntime.OrtValue.from_dlpack",
+    "max": "max.driver.Buffer.from_dlpack",
 }
 _TAKES_CAPSULES = {"tensorflow", "onnxruntime"}
 """Libraries whose function takes a capsule, and asks no producer for anything."""

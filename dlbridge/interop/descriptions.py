@@ -504,6 +504,17 @@ SMALL = {
             types=_PLAIN | _COMPLEX,
             device_types=HOST_ONLY,
         ),
+        # Its arrays on a GPU were not run. Memory that is marked READ_ONLY it copies.
+        Library(
+            "max",
+            ("max.Buffer",),
+            make="max.driver:Buffer.from_dlpack",
+            compact_only=True,
+            types=_PLAIN
+            | {"float16", "bfloat16", *FLOAT8}
+            | {"float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"},
+            device_types=HOST_ONLY,
+        ),
         # Its arrays on a GPU were not run.
         Library(
             "nvidia.dali",

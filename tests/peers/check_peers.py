@@ -38,6 +38,7 @@ SHARED = [
     "warp",
     "onnxruntime",
     "openvino",
+    "max",
     "xarray",
     "array_api_strict",
 ]
@@ -346,6 +347,29 @@ def test_openvino_types():
     assert bridge.asarray(x).dtype is bridge.dtype("bfloat16")
     with pytest.raises(BufferError, match="no form in DLPack"):
         bridge.asarray(openvino.Tensor(openvino.Type.i4, openvino.Shape([4])))
+
+
+def test_max_reads_memory_with_strides_as_if_it_were_compact():
+    """Its own `from_dlpack` does, of a producer without ``is_contiguous``; `to_device` does not."""
+    buffer = needs("max", "max.driver").Buffer
+    x = np.arange(8, dtype="f4")
+
+    class Producer:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **keywords):
+            return self.array.__dlpack__(**keywords)
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    assert np.from_dlpack(buffer.from_dlpack(Producer(x[::2]))).tolist() == [0, 1, 2, 3]
+    tensor = bridge.asarray(x)
+    for part in (tensor[2:], tensor[::2], tensor.reshape(2, 4).T, tensor.reshape(4, 2)[:, 1:]):
+        given = bridge.to_device(part, "cpu", like="max")
+        assert bridge.asarray(given).tolist() == part.tolist()
+        assert bridge.asarray(given).shape == part.shape
 
 
 def test_the_source_of_tinygrads_copy_may_change_on_return():

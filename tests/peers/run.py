@@ -43,6 +43,7 @@ PEERS = {
     "openvino": (["openvino"], ["openvino"]),
     "tensorflow": (["tensorflow-cpu"], ["tensorflow"]),
     "paddle": (["paddlepaddle"], ["paddle"]),
+    "max": (["max"], ["max"]),
     "dali": (["nvidia-dali-cuda120"], ["nvidia.dali"]),
     "ray": (["ray"], ["ray"]),
     "dpnp": (["dpctl", "dpnp", "intel-opencl-rt"], ["dpnp", "dpctl"]),

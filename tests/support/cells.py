@@ -170,6 +170,7 @@ PEERS = {
             _by("nvidia.dali.backend:TensorCPU"),
             values=lambda x: np.array(x).tolist(),
         ),
+        Peer("max", _by("max.driver:Buffer.from_numpy"), module="max.driver"),
         Peer("tensorflow", _by("tensorflow:constant")),
         Peer("paddle", _by("paddle:to_tensor")),
     )
