@@ -168,7 +168,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy dlbridge cdefs $(foreach name,$(BACKENDS) $(LARGE),$(wildcard backends/$(name)/dlbridge_$(name)))
-	MYPYPATH=tests/support:tests/scenes $(BIN)/mypy --explicit-package-bases --follow-imports=silent tests/scenes
+	MYPYPATH=. $(BIN)/mypy --explicit-package-bases --follow-imports=silent tests/scenes
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tests/support/check_pages.py
 	$(BIN)/python cdefs --check

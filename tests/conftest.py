@@ -1,21 +1,19 @@
-"""Makes the helper modules of tests/support importable (``import peers``); what all tests use."""
+"""What all tests use: devices, hypothesis's settings, the marks of tests that start programs."""
 
 import os
 import sys
 import tempfile
-from pathlib import Path
 
 # Without one, Mesa writes to stderr when wgpu looks for devices.
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
-
-import folders
 import hypothesis
-from device_fixtures import device, register, reported  # noqa: F401 - for pytest to find
-from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
-from not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
-from working import leave_out
+
+from tests.support import temporary_folders as folders
+from tests.support.device_fixtures import device, register, reported  # noqa: F401 - for pytest to find
+from tests.support.frozen_objects import older_objects_are_frozen  # noqa: F401 - for pytest to find
+from tests.support.not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
+from tests.support.working_drivers import leave_out
 
 # A busy machine is no reason to fail.
 unhurried = [hypothesis.HealthCheck.too_slow]

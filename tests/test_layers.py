@@ -17,9 +17,9 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 import pytest
-from expected import expected
 
 from dlbridge import _methods as methods
+from tests.support.expected_parts import expected
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATION = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

@@ -6,10 +6,10 @@ import gc
 
 import numpy as np
 import pytest
-from peers import peer
 
 import dlbridge as bridge
 from dlbridge.core.moves import fills
+from tests.support.peers import peer
 
 SHAPES = [(), 0, 3, (2, 0), (2, 3, 4), [5]]
 

@@ -7,12 +7,12 @@ import types
 
 import numpy as np
 import pytest
-from counting_backend import NAME, counting
-from expected import backend_or_skip
-from peers import peer
 
 import dlbridge as bridge
 from dlbridge.api.routes import ROUTES
+from tests.support.counting_backend import NAME, counting
+from tests.support.expected_parts import backend_or_skip
+from tests.support.peers import peer
 
 
 def twice(x, *arguments, **keywords):

@@ -9,10 +9,9 @@ from itertools import product
 from operator import methodcaller
 from typing import Any
 
-from measuring import floors
-
 import dlbridge
 from dlbridge.cli.bench import Row, best_of
+from tests.benchmarks.measuring import floors
 
 Function = Callable[[], object]
 

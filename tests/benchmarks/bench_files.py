@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measuring import memory, reset_peak
-
 import dlbridge as bridge
 from dlbridge.cli.bench import machine, versions
 from dlbridge.errors import BackendUnavailable
+from tests.benchmarks.measuring import memory, reset_peak
 
 MIB = 1 << 20
 TENSORS = 16
@@ -84,8 +83,7 @@ def _is_here(device: str) -> bool:
 
 def _child(member: str, *arguments: str) -> str:
     """What a function of this module prints in a process of its own."""
-    here = str(Path(__file__).parent)
-    code = f"import sys; sys.path.insert(0, {here!r}); from {__name__} import {member}; "
+    code = f"import sys; from {__name__} import {member}; "
     code += f"{member}(*sys.argv[1:])"
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, check=True

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from measuring import memory, reset_peak
-
 import dlbridge as bridge
 from dlbridge.cli.bench import Row
 from dlbridge.errors import BackendUnavailable
+from tests.benchmarks.measuring import memory, reset_peak
 
 NBYTES = 256 << 20
 REPEATS = 5

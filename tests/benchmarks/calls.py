@@ -127,8 +127,7 @@ def count(work: Callable[[], object]) -> int:
 
 def simulate(names: list[str]) -> None:
     """Load the simulated drivers, before anybody looks for real ones."""
-    sys.path.append(str(ROOT / "tests" / "drivers"))
-    import build
+    from tests.drivers import build
 
     for name in names:
         build.load(name)

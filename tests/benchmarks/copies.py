@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from copy_table import CopyTable, Ways
 
 import dlbridge as bridge
 from dlbridge.protocol import Span
+from tests.benchmarks.copy_table import CopyTable, Ways
 
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
 KIB, MIB = 1 << 10, 1 << 20

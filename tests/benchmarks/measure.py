@@ -13,10 +13,9 @@ import importlib
 import sys
 from pathlib import Path
 
-from compare import read_ratios, remeasured, summary
-from measuring import plot
-
 from dlbridge.cli.bench import REPEATS, report
+from tests.benchmarks.compare import read_ratios, remeasured, summary
+from tests.benchmarks.measuring import plot
 
 BENCHES = {
     "exchange": "tensors in and out, beside the other libraries",
@@ -53,7 +52,7 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="one turn instead of seven")
     arguments = parser.parse_args()
-    module = importlib.import_module(f"bench_{arguments.what}")
+    module = importlib.import_module(f"tests.benchmarks.bench_{arguments.what}")
     if arguments.what == "files":
         module.report(arguments)
         return 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bench_astype import PAIRS, contenders
-from peers import peer
+
+from tests.benchmarks.bench_astype import PAIRS, contenders
+from tests.support.peers import peer
 
 
 @pytest.fixture(autouse=True)

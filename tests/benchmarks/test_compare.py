@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import bench_growth
 import pytest
-from compare import read_ratios, remeasured, summary, worse
-from measuring import side
-from peers import peer
 
 from dlbridge.cli.bench import Row, table
+from tests.benchmarks import bench_growth
+from tests.benchmarks.compare import read_ratios, remeasured, summary, worse
+from tests.benchmarks.measuring import side
+from tests.support.peers import peer
 
 
 def run(*arguments, cwd, backends="cpu,ext_dev"):

@@ -7,13 +7,13 @@ import tracemalloc
 import ml_dtypes
 import numpy as np
 import pytest
-from elements import NAMES, bits_of, numpy_of, reference, result_bits, tensor_of
 from hypothesis import given, strategies as st
-from peers import peer
-from scripts import run_script
-from threads import at_once
 
 import dlbridge as bridge
+from tests.support.astype_values import NAMES, bits_of, numpy_of, reference, result_bits, tensor_of
+from tests.support.peers import peer
+from tests.support.scripts import run_script
+from tests.support.threads import at_once
 
 
 @given(

@@ -10,7 +10,9 @@ import warnings
 
 import numpy as np
 import pytest
-from elements import (
+
+import dlbridge as bridge
+from tests.support.astype_values import (
     NAMES,
     SMALL,
     WIDE,
@@ -25,8 +27,6 @@ from elements import (
     result_bits,
     tensor_of,
 )
-
-import dlbridge as bridge
 
 
 def check(array, source, target):

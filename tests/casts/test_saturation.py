@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from elements import (
+
+import dlbridge as bridge
+from tests.support.astype_values import (
     INTEGERS,
     NAMES,
     SMALL,
@@ -18,8 +20,6 @@ from elements import (
     result_bits,
     tensor_of,
 )
-
-import dlbridge as bridge
 
 
 def saturated(array, name):

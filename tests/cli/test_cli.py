@@ -8,11 +8,11 @@ import sys
 from importlib.metadata import entry_points
 
 import pytest
-from peers import peer
-from scripts import run_command
 
 from dlbridge.cli import COMMANDS, demo, main
 from dlbridge.cli.explain import LIBRARIES
+from tests.support.peers import peer
+from tests.support.scripts import run_command
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from packages import install
 
 from dlbridge import protocol
 from dlbridge.cli import main, new_backend
@@ -24,6 +23,7 @@ from dlbridge.cli.new_backend import (
     TEMPLATES,
     write_skeleton,
 )
+from tests.support.packages import install
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "writing-a-backend.md"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from counting_backend import NAME, Counting, counting
-from expected import backend_or_skip, expected
-from groups import run_scenes, scene_names
-from scripts import run_script
 
 import dlbridge as bridge
+from tests.support.counting_backend import NAME, Counting, counting
+from tests.support.expected_parts import backend_or_skip, expected
+from tests.support.process_groups import run_scenes, scene_names
+from tests.support.scripts import run_script
 
 if not expected("peers"):
     pytest.importorskip("distributed")

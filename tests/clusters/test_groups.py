@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from groups import run_group
+
+from tests.support.process_groups import run_group
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from expected import backend_or_skip, expected
-from groups import run_scenes, scene_names
+
+from tests.support.expected_parts import backend_or_skip, expected
+from tests.support.process_groups import run_scenes, scene_names
 
 if not expected("ray"):
     pytest.importorskip("ray")

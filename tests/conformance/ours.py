@@ -8,10 +8,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 import numpy as np
-import whole_core  # noqa: F401 - which each case would import
 
 import dlbridge
 from dlbridge import from_dlpack
+from tests.support import whole_core  # noqa: F401 - which each case would import
 
 with suppress(ImportError):
     import dlbridge_fake  # noqa: F401

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from contextlib import suppress
-from pathlib import Path
-
-from ours import from_dlpack, to_numpy
 
 import dlbridge
+from tests.conformance.ours import from_dlpack, to_numpy
 
 os.environ.setdefault("FAKE_CUDA_DELAY_US", "2000")  # each piece of work ends late
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "drivers"))
 
-import build
+from tests.drivers import build
 
 for driver in ("cuda", "hip"):
     build.load(driver)

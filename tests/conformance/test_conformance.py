@@ -10,11 +10,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from scripts import run_command
 
 from dlbridge.conformance import Result, check, worker
 from dlbridge.conformance.cases import Rule, Source
 from dlbridge.conformance.runner import markdown, version_of
+from tests.support.scripts import run_command
 
 FAULTS = {
     "the device is not two ints": "P2",

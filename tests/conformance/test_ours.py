@@ -6,25 +6,24 @@ device with handles, and the simulated drivers of CUDA and ROCm. `EXPECTED` has 
 
 from __future__ import annotations
 
-import os
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
-from expected import backend_or_skip, compiler_or_skip
 
 from dlbridge.conformance import check
 from dlbridge.conformance.plugin import read_expected
 from dlbridge.conformance.runner import rules
+from tests.support.expected_parts import backend_or_skip, compiler_or_skip
 
 HERE = Path(__file__).parent
 SUBJECTS = {
     "dlbridge": "dlbridge",
-    "bfloat16": "ours:bfloat16",
-    "ext_dev": "ours:ext_dev",
-    "cuda": "ours_simulated:cuda_1",
-    "rocm": "ours_simulated:rocm_0",
+    "bfloat16": "tests.conformance.ours:bfloat16",
+    "ext_dev": "tests.conformance.ours:ext_dev",
+    "cuda": "tests.conformance.ours_simulated:cuda_1",
+    "rocm": "tests.conformance.ours_simulated:rocm_0",
 }
 NOWHERE = {"P32", "P33"}  # refused when the tensor is made: tests/core/values/test_dtypes.py
 OF_NUMPY = {"P8", "P15", "P16", "P20", "P24"}  # what numpy's method checks depends on its version
@@ -90,7 +89,6 @@ EVIDENCE = {
 @cache
 def results(name):
     """What the rules give; of ROCm those of streams, as all else is the class that CUDA has."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     lines = [line for line in rules() if line.startswith("S")] if name == "rocm" else None
     return check(SUBJECTS[name], lines)
 
@@ -128,8 +126,8 @@ def test_every_rule_is_kept_somewhere():
 
 
 UNORDERED = """
-from ours import from_dlpack, to_numpy
-import ours_simulated
+from tests.conformance.ours import from_dlpack, to_numpy
+from tests.conformance import ours_simulated
 
 class Unordered:
     def __init__(self, tensor): self.tensor = tensor
@@ -145,7 +143,7 @@ def test_a_library_that_ignores_the_stream_is_found(tmp_path, monkeypatch):
     compiler_or_skip()
     pytest.importorskip("dlbridge_cuda")
     (tmp_path / "unordered.py").write_text(UNORDERED)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE)]))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("FAKE_CUDA_DELAY_US", "20000")
     found = check("unordered:make", ["S7", "S8", "S12", "S13"])
     assert [each for each in found if each.result != "fail"] == []

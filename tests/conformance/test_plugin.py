@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from peers import peer
-from scripts import run_pytest
 
 from dlbridge.conformance.plugin import read_expected
 from dlbridge.conformance.runner import rules, version_of
+from tests.support.peers import peer
+from tests.support.scripts import run_pytest
 
 HERE = Path(__file__).parent
 PLUGIN = ["-p", "dlbridge.conformance.plugin", "-p", "no:cacheprovider", "-q"]

@@ -7,10 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from peers import peer
-from scripts import finished
 
 from dlbridge.conformance.runner import version_of
+from tests.support.peers import peer
+from tests.support.scripts import finished
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "upstream"
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "index.md")

@@ -13,11 +13,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from dlbridge_fake import Array
-from peers import peer
 
 import dlbridge as bridge
 from dlbridge.core.tensor import array_tensor, memory
 from dlbridge.core.values.layout import shares_places
+from tests.support.peers import peer
 
 
 @pytest.mark.parametrize("index", [10**30, -(10**30), 1 << 63])

@@ -6,11 +6,11 @@ import inspect
 
 import numpy as np
 import pytest
-from docstrings import described, missing, parameters, run_examples, sections
 
 import dlbridge as bridge
 from dlbridge import extending
 from dlbridge.core.plugins import registry
+from tests.support.docstrings import described, missing, parameters, run_examples, sections
 
 NAMES = sorted(set(bridge.__all__) - {"__version__", "ffi"})
 KNOWN = {

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peers import peer
-from scripts import run_scene
 
 import dlbridge as bridge
+from tests.support.peers import peer
+from tests.support.scripts import run_scene
 
 PACKAGE = Path(bridge.__file__).parent
 

@@ -18,9 +18,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from cffi import FFI
-from doubles import OneCapsule
-from interrupted import Alarm, handled
-from raw_producer import OldProducer, Producer, struct_in
 
 import dlbridge as bridge
 from dlbridge.abi import RESUME, address_in, ffi as our_ffi, memory, object_at, word_at
@@ -31,6 +28,9 @@ from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.interfaces.own_table import failure_status
 from dlbridge.extending import handlers_cause
 from dlbridge.kit.resources import shared_lock
+from tests.support.foreign_arrays import OneCapsule
+from tests.support.interrupted import Alarm, handled
+from tests.support.raw_producer import OldProducer, Producer, struct_in
 
 ROOT = Path(__file__).resolve().parents[2]
 

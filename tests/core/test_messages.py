@@ -10,13 +10,13 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
-from peers import peer
 
 import dlbridge as bridge
 from dlbridge.core.plugins.registry import _find
 from dlbridge.core.values.text import PACKAGE_NAMES, TENSOR_NAMES
 from dlbridge.extending import LOADED
+from tests.support.expected_parts import backend_or_skip
+from tests.support.peers import peer
 
 
 def on(device):

@@ -9,13 +9,13 @@ import sys
 
 import cloudpickle
 import joblib
-import pickling
 import pytest
 from joblib.externals.loky import get_reusable_executor
-from pickling import WAYS, by_joblib
 
 import dlbridge as bridge
 from dlbridge import ffi
+from tests.support import pickling
+from tests.support.pickling import WAYS, by_joblib
 
 
 def tensor():

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scripts import run_script
 
 import dlbridge as bridge
+from tests.support.scripts import run_script
 
 NAMES = sorted(set(bridge.__all__) - {"__version__", "ffi"})
 SOURCE = ast.parse(Path(bridge.__file__).read_text(encoding="utf-8"))

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
-from peers import peer
 
 import dlbridge as bridge
 from dlbridge.core.moves import progress
+from tests.support.expected_parts import backend_or_skip
+from tests.support.peers import peer
 
 SMALL = np.arange(6, dtype="float32").reshape(2, 3)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from expected import backend_or_skip
-from scripts import run_script
+from tests.support.expected_parts import backend_or_skip
+from tests.support.scripts import run_script
 
 WALK = """
 import sys, numpy as np, dlbridge as bridge

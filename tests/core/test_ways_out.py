@@ -16,10 +16,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from doubles import ByInterface, ByMethod
-from peers import peer
 
 import dlbridge as bridge
+from tests.support.foreign_arrays import ByInterface, ByMethod
+from tests.support.peers import peer
 
 RESOLVED = ["x.resolve_conj().resolve_neg()"]
 AS_BYTES = ["numpy.ascontiguousarray(x).view('uint8')"]

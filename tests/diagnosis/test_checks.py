@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from packages import install
 
 from dlbridge.diagnosis import checks, files, report, trials
+from tests.support.packages import install
 
 
 def states(findings):

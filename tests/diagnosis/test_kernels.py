@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
 
 import dlbridge as bridge
 from dlbridge.diagnosis import kernels
+from tests.support.expected_parts import backend_or_skip
 
 
 def pixel_by_pixel(image, radius):

@@ -6,9 +6,8 @@ import json
 import os
 import tempfile
 
-from scripts import run_script
-
 import dlbridge as bridge
+from tests.support.scripts import run_script
 
 
 def test_it_prints_itself(monkeypatch):

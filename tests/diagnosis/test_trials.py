@@ -8,15 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import not_run
 import pytest
-from expected import backend_or_skip, compiler_or_skip
-from packages import install
-from peers import peer
-from scripts import ROOT, run_command, run_pytest
 
 import dlbridge
 from dlbridge.diagnosis import files, trials
+from tests.support import not_run
+from tests.support.expected_parts import backend_or_skip, compiler_or_skip
+from tests.support.packages import install
+from tests.support.peers import peer
+from tests.support.scripts import ROOT, run_command, run_pytest
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ import re
 import shutil
 from pathlib import Path
 
-import pages
 import pytest
-from expected import backend_or_skip, expected, lacking
+
+from tests.support import pages
+from tests.support.expected_parts import backend_or_skip, expected, lacking
 
 ROOT = Path(__file__).resolve().parents[2]
 # Run by the tests of the part that they document, which have its drivers.
@@ -87,7 +88,7 @@ def test_examples_run(document, tmp_path):
         needs = NEEDS.get(document, [])
         for name in needs:
             have(name)
-        imported = ("whole_core", *(["torch"] if "torch" in needs else []))
+        imported = ("tests.support.whole_core", *(["torch"] if "torch" in needs else []))
         if document in ABOUT_IMPORTS:
             imported = ()
         # What the page shows, what came.

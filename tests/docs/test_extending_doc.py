@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pages
 import pytest
-from expected import backend_or_skip
-from packages import install
-from scripts import run_script
 
 import dlbridge as bridge
+from tests.support import pages
+from tests.support.expected_parts import backend_or_skip
+from tests.support.packages import install
+from tests.support.scripts import run_script
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 TEXT = PAGE.read_text(encoding="utf-8")

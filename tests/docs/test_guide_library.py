@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from packages import install
-from scripts import run_script
+
+from tests.support.packages import install
+from tests.support.scripts import run_script
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "writing-a-backend.md"
 

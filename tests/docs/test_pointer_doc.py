@@ -9,11 +9,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pages
 import pytest
-from expected import backend_or_skip, compiler_or_skip
-from peers import peer
-from scripts import run_script
+
+from tests.support import pages
+from tests.support.expected_parts import backend_or_skip, compiler_or_skip
+from tests.support.peers import peer
+from tests.support.scripts import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "howto" / "bring-your-pointer.md").read_text(encoding="utf-8")
@@ -74,7 +75,7 @@ assert bridge.from_dlpack(x).readonly
 CUDA = {"Memory of CUDA", "A class of arrays in 30 lines"}
 C = {"A ctypes library", "A cffi library"}
 OPENCL = {"A buffer of OpenCL that is not yours"}
-SIMULATED = "import build; build.load('cuda')  # before cuda.bindings looks for a libcuda\n"
+SIMULATED = "from tests.drivers import build; build.load('cuda')  # before cuda.bindings looks for a libcuda\n"
 
 
 def test_the_sections_are_those_that_are_run():
@@ -120,5 +121,4 @@ def test_the_section_runs(title, tmp_path):
         begin = SIMULATED + begin
     program = tmp_path / "program.py"
     program.write_text("\n".join([begin, *pages.programs(SECTIONS[title]), AFTER.get(title, "")]))
-    env = {"PYTHONPATH": str(ROOT / "tests" / "drivers")}
-    assert run_script(program, cwd=tmp_path, env=env) == ""
+    assert run_script(program, cwd=tmp_path) == ""

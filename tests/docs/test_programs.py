@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pages
 import pytest
-from expected import backend_or_skip
-from groups import run_group
-from peers import peer
-from ranks import run_ranks
-from scripts import run_script
+
+from tests.support import pages
+from tests.support.expected_parts import backend_or_skip
+from tests.support.mpi_ranks import run_ranks
+from tests.support.peers import peer
+from tests.support.process_groups import run_group
+from tests.support.scripts import run_script
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROCESSES = pages.programs(pages.with_reference(DOCS / "processes.md"))

@@ -6,11 +6,11 @@ import importlib.util
 import re
 from pathlib import Path
 
-import pages
 import pytest
-from scripts import run_script
 
 import dlbridge
+from tests.support import pages
+from tests.support.scripts import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 

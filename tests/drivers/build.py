@@ -1,6 +1,6 @@
 """Compiles the simulated drivers of this folder with gcc, and loads them.
 
-    from build import load
+    from tests.drivers.build import load
     cuda = load("cuda")   # libcuda.so.1, before cuda.bindings is first used
     hip = load("hip")     # libamdhip64.so.6, over the libcuda.so.1 of the process
 
@@ -15,7 +15,6 @@ import ctypes
 import os
 import shutil
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -66,8 +65,7 @@ def load(name: str) -> ctypes.CDLL:
 
 def _folder() -> Path:
     if FOLDER not in os.environ:
-        sys.path.append(str(HERE.parent / "support"))
-        from folders import new_folder
+        from tests.support.temporary_folders import new_folder
 
         os.environ[FOLDER] = new_folder("drivers")
     return Path(os.environ[FOLDER])

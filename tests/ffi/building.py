@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from expected import compiler_or_skip
-
 from dlbridge import ffi
+from tests.support.expected_parts import compiler_or_skip
 
 KERNELS = Path(__file__).parent / "kernels"
 INCLUDE = Path(ffi.library_path).parents[1] / "include"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 from cffi import FFI
-from expected import expected
-from scripts import SCENES, finished
 
 from dlbridge import ffi
 from dlbridge.abi import ffi as cffi
 from dlbridge.errors import LibraryUnavailable
+from tests.support.expected_parts import expected
+from tests.support.scripts import SCENES, finished
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,8 +22,6 @@ except LibraryUnavailable:
     # Where the library is expected, the tests themselves fail for want of it.
     if not expected("peers"):
         collect_ignore_glob = ["test_*.py"]
-
-sys.path.insert(0, str(Path(__file__).parent))  # for `producers`
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +51,7 @@ def apply(testing):
 @pytest.fixture(scope="session")
 def plain_library(tmp_path_factory):
     """The library made of ``kernels/plain.c``."""
-    from building import KERNELS, build  # which load libtvm_ffi
+    from tests.ffi.building import KERNELS, build  # which load libtvm_ffi
 
     return build(KERNELS / "plain.c", tmp_path_factory.mktemp("kernels"))
 
@@ -98,7 +95,9 @@ def run_scene():
     def run(file, name, *arguments, env=None, fresh=False):
         program = SCENES / "run.py", f"ffi.{file}", name, *arguments
         done = finished(
-            *program, env=env, imported=() if fresh else ("numpy", "whole_core", "dlbridge.ffi")
+            *program,
+            env=env,
+            imported=() if fresh else ("numpy", "tests.support.whole_core", "dlbridge.ffi"),
         )
         code = done.returncode
         return (signal.Signals(-code).name if code < 0 else code), done.stdout + done.stderr

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 import struct
 
-from raw_producer import Producer, new_capsule
-
 from dlbridge.abi import ffi, immortal, table_of
 from dlbridge.ffi import Function
 from dlbridge.ffi._lib import C, address
 from dlbridge.ffi.containers import Packed
+from tests.support.raw_producer import Producer, new_capsule
 
 STREAMS = {(2, 0): 0x1234, (2, 1): 0x5678, (10, 0): 0x9ABC}
 """Device -> the stream that `TableTensor` says it works on."""

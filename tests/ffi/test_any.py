@@ -11,10 +11,10 @@ import weakref
 
 import numpy as np
 import pytest
-from peers import peer
 
 from dlbridge import Device, dtype as as_dtype, ffi
 from dlbridge.ffi.any import WeakTable
+from tests.support.peers import peer
 
 SAME = [
     None,

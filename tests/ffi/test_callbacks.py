@@ -6,11 +6,11 @@ import sys
 import threading
 
 import pytest
-from producers import c_function
 
 from dlbridge import ffi
 from dlbridge.abi import ffi as cffi
 from dlbridge.ffi._lib import C
+from tests.ffi.producers import c_function
 
 
 def raw_call(function, *words):

@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from producers import TableTensor
-from stream_backend import Streams, installed
 
 import dlbridge
 from dlbridge import ffi
 from dlbridge.ffi.any import use_count
 from dlbridge.ffi.containers import changing, tensors_in
+from tests.ffi.producers import TableTensor
+from tests.support.stream_backend import Streams, installed
 
 VALUES = [None, True, 7, 2**70, 1.5, "short", "a longer string", b"bytes of some length", b""]
 SEQUENCES = [ffi.Array, ffi.List]

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pages
 import pytest
-from expected import backend_or_skip, compiler_or_skip
-from scripts import ROOT, run_script
 
 from dlbridge import ffi
+from tests.support.expected_parts import backend_or_skip, compiler_or_skip
+from tests.support.scripts import ROOT, run_script
 
 DOCUMENT = pages.with_reference(ROOT / "docs" / "ffi.md")
 INSIDE = (ROOT / "tests" / "ffi" / "C_API.md").read_text()

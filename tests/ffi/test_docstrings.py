@@ -7,10 +7,10 @@ from collections.abc import MutableMapping, MutableSequence
 
 import numpy as np
 import pytest
-from docstrings import described, missing, parameters, run_examples, sections
 
 import dlbridge
 from dlbridge import ffi
+from tests.support.docstrings import described, missing, parameters, run_examples, sections
 
 MODULES = ("dataclasses", "serialization", "structural")
 OWN = {name: getattr(ffi, name) for name in ffi.__all__ if ffi._HOMES.get(name) != "dlbridge"}

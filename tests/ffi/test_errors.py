@@ -8,12 +8,12 @@ import traceback
 import weakref
 
 import pytest
-from producers import c_function
 
 from dlbridge import ffi
 from dlbridge.abi import ffi as cffi
 from dlbridge.ffi._lib import C
 from dlbridge.ffi.errors import take_raised
+from tests.ffi.producers import c_function
 
 KINDS = [
     RuntimeError,

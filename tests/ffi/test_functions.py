@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scripts import ROOT, finished
 
 from dlbridge import ffi
 from dlbridge.conformance.cases import in_threads
 from dlbridge.ffi._calls import call_many
+from tests.support.scripts import ROOT, finished
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from peers import peer
 
 from dlbridge import ffi
+from tests.support.peers import peer
 
 SEED = 20261125
 SIZES = [pytest.param(1, marks=pytest.mark.stress), 20]  # of so many values or programs one

@@ -10,11 +10,11 @@ import subprocess
 import sys
 
 import pytest
-from scripts import ROOT, run_script
 
 import dlbridge
 from dlbridge import ffi
 from dlbridge.ffi import _methods
+from tests.support.scripts import ROOT, run_script
 
 FOLDER = ROOT / "dlbridge" / "ffi"
 

@@ -7,12 +7,12 @@ import pickle
 
 import numpy as np
 import pytest
-from peers import peer
-from producers import c_function
 
 import dlbridge
 from dlbridge import ffi
 from dlbridge.ffi._lib import C
+from tests.ffi.producers import c_function
+from tests.support.peers import peer
 
 
 @pytest.mark.parametrize("value", ["12345678", "text with\0NUL", b"12345678", b"\0" * 9, "x" * 500])

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from building import KERNELS, build
-from peers import peer
 
 import dlbridge as bridge
 from dlbridge import ffi
 from dlbridge.abi import ffi as cffi
 from dlbridge.ffi.modules import ModulePropertyMask
+from tests.ffi.building import KERNELS, build
+from tests.support.peers import peer
 
 
 @pytest.fixture(scope="module")

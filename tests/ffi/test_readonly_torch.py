@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-from peers import peer, readonly_torch
 
 from dlbridge import ffi
+from tests.support.peers import peer, readonly_torch
 
 torch = peer("torch")
 ReadOnlyTensorWrapper = readonly_torch()

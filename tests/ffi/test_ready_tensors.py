@@ -7,14 +7,14 @@ import weakref
 
 import numpy as np
 import pytest
-from peers import peer
-from producers import c_function
 
 from dlbridge import ExchangeError, ffi
 from dlbridge.abi import ffi as cffi
 from dlbridge.conformance.cases import in_threads
 from dlbridge.ffi._lib import C
 from dlbridge.ffi.lending import _borrowed, ready_tensor
+from tests.ffi.producers import c_function
+from tests.support.peers import peer
 
 
 def torch_vector(start):

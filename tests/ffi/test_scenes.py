@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from peers import peer
+
+from tests.support.peers import peer
 
 ORDERS = ["tvm_ffi first", "dlbridge first"]
 

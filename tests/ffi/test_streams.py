@@ -6,12 +6,12 @@ import ctypes
 import inspect
 
 import pytest
-from interrupted import at_each_step
-from producers import DEVICES, STREAMS, DeviceTensor, StreamTensor, TableTensor, streams
 
 import dlbridge
 from dlbridge import ffi
 from dlbridge.ffi import streams as environment
+from tests.ffi.producers import DEVICES, STREAMS, DeviceTensor, StreamTensor, TableTensor, streams
+from tests.support.interrupted import at_each_step
 
 
 @pytest.fixture

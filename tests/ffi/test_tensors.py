@@ -7,10 +7,6 @@ import weakref
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
-from peers import peer
-from producers import DeviceTensor, TableTensor, borrowed, c_function
-from raw_producer import live
 
 import dlbridge
 from dlbridge import ExchangeError, ffi
@@ -18,6 +14,10 @@ from dlbridge.abi import ffi as cffi
 from dlbridge.ffi._lib import C, address
 from dlbridge.ffi.errors import raised
 from dlbridge.ffi.tensors import _exports, _readonly
+from tests.ffi.producers import DeviceTensor, TableTensor, borrowed, c_function
+from tests.support.expected_parts import backend_or_skip
+from tests.support.peers import peer
+from tests.support.raw_producer import live
 
 
 def numpy_array():

@@ -17,9 +17,9 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from making import GGUF_F32, GGUF_Q4_0, gguf_bytes, npy_bytes
 
 import dlbridge as bridge
+from tests.files.making import GGUF_F32, GGUF_Q4_0, gguf_bytes, npy_bytes
 
 WORDS = [b"[", b"]", b"{", b"}", b'"', b",", b"-1", b"0", b"99999999999999999999", b"1e3", b"null"]
 WORDS += [b"true", b"F64", b"F4", b"<f8", b"|V2", b"|O", b"'shape'", b"True", b"shape"]

@@ -6,7 +6,7 @@ import ast
 import os
 from pathlib import Path
 
-from scripts import finished
+from tests.support.scripts import finished
 
 SECONDS = os.environ.get("DLBRIDGE_FUZZ_SECONDS", "5")
 

@@ -6,10 +6,10 @@ import struct
 
 import numpy as np
 import pytest
-from making import GGUF_F32, GGUF_Q4_0, gguf_bytes
-from peers import peer
 
 import dlbridge as bridge
+from tests.files.making import GGUF_F32, GGUF_Q4_0, gguf_bytes
+from tests.support.peers import peer
 
 TYPES = ["float32", "float16", "int8", "int16", "int32", "int64", "float64"]
 

@@ -10,11 +10,11 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from interrupted import handled
-from making import safetensors_bytes
-from scripts import run_scene
 
 import dlbridge as bridge
+from tests.files.making import safetensors_bytes
+from tests.support.interrupted import handled
+from tests.support.scripts import run_scene
 
 SUFFIXES = [".npy", ".npz", ".safetensors"]
 

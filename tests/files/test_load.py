@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
-from making import npy_bytes, safetensors_bytes
-from peers import peer
-from scripts import run_scene
-from threads import at_once
 
 import dlbridge as bridge
+from tests.files.making import npy_bytes, safetensors_bytes
+from tests.support.expected_parts import backend_or_skip
+from tests.support.peers import peer
+from tests.support.scripts import run_scene
+from tests.support.threads import at_once
 
 OPEN_FILES = Path("/proc/self/fd")
 

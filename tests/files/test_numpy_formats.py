@@ -10,10 +10,10 @@ import zipfile
 
 import numpy as np
 import pytest
-from making import npy_bytes
-from peers import peer
 
 import dlbridge as bridge
+from tests.files.making import npy_bytes
+from tests.support.peers import peer
 
 ARRAYS = {
     "numbers": np.arange(6, dtype="int16").reshape(2, 3),

@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 import pytest
-from making import safetensors_bytes
-from peers import peer
 
 import dlbridge as bridge
+from tests.files.making import safetensors_bytes
+from tests.support.peers import peer
 
 NUMBERS = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 NUMBERS += ["float16", "float32", "float64"]

@@ -10,11 +10,11 @@ import zipfile
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
-from peers import peer
-from scripts import run_scene
 
 import dlbridge as bridge
+from tests.support.expected_parts import backend_or_skip
+from tests.support.peers import peer
+from tests.support.scripts import run_scene
 
 SUFFIXES = [".safetensors", ".npz"]
 

@@ -10,10 +10,10 @@ import importlib
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
-from peers import peer
 
 import dlbridge as bridge
+from tests.support.expected_parts import backend_or_skip
+from tests.support.peers import peer
 
 av = peer("av")
 

@@ -29,9 +29,6 @@ import numpy as np
 import dlbridge
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [
-    str(ROOT / part) for part in ("backends/cuda/tests", "tests/drivers", "tests/support")
-]
 
 N = 1 << 14
 CYCLES = 200_000
@@ -41,7 +38,7 @@ MEBIBYTE = 1 << 20
 
 def free_bytes() -> int:
     """What the driver has to give on GPU 0."""
-    from cuda_support import at, call
+    from backends.cuda.tests.cuda_support import at, call
 
     with at(0):
         return int(call("cuMemGetInfo")[0])
@@ -86,11 +83,10 @@ def frees_copies_and_exports(rounds: int) -> str:
 
 def streams_destroyed_early(rounds: int) -> str:
     """A consumer's stream of the driver's own is destroyed while its copy waits; then we free."""
-    from cuda_support import CudaRig, at, call, memory, read
-    from gpu_peers import Spin
-    from suite import rig
-
+    from backends.cuda.tests.cuda_support import CudaRig, at, call, memory, read
+    from backends.cuda.tests.gpu_peers import Spin
     from dlbridge.protocol import Span
+    from tests.drivers.suite import rig
 
     rig.use(CudaRig())
     cuda, spin, wrong = dlbridge.backend("cuda"), Spin(), 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import tempfile
 import time
 import traceback
@@ -20,9 +19,6 @@ import numpy as np
 import dlbridge
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [
-    str(ROOT / part) for part in ("backends/cuda/tests", "tests/drivers", "tests/support")
-]
 
 SECOND = 1_700_000_000
 """Turns of a GPU's clock, about."""
@@ -77,8 +73,8 @@ def _aligned(nbytes: int) -> np.ndarray:
 
 def a_long_kernel_beside_the_first_large_upload() -> str:
     """The upload that measures its ring must not wait for a kernel on another stream."""
-    from cuda_support import stream
-    from gpu_peers import Spin
+    from backends.cuda.tests.cuda_support import stream
+    from backends.cuda.tests.gpu_peers import Spin
 
     spin = Spin()
     values = np.random.default_rng(0).integers(0, 256, 64 << 20, "u1")

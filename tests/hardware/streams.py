@@ -15,13 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from cuda.bindings import driver as cu
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "backends" / "cuda" / "tests"))
-
-from spin import SPIN  # beside the tests of the backend
+from backends.cuda.tests.spin import SPIN  # beside the tests of the backend
 
 NON_BLOCKING = 1
 ASKING = ("IsCapturing", "GetId", "Query", "GetFlags", "GetCtx", "GetPriority", "GetDevice")

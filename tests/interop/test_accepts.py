@@ -9,11 +9,11 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
-from peers import peer
-from scripts import run_script
 
 import dlbridge as bridge
+from tests.support.expected_parts import backend_or_skip
+from tests.support.peers import peer
+from tests.support.scripts import run_script
 
 
 @bridge.accepts("numpy")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from agreement import disagreements
-from cells import PEERS
-from expected import expected
-from peers import peer
 
 import dlbridge as bridge
 from dlbridge.errors import BackendUnavailable
+from tests.support.agreement import disagreements
+from tests.support.expected_parts import expected
+from tests.support.library_cells import PEERS
+from tests.support.peers import peer
 
 LIBRARIES = ["dlbridge", "numpy", "torch", "jax", "tvm_ffi", "pyarrow", "PIL", "cuda.core", "dask"]
 

@@ -8,13 +8,13 @@ import json
 import re
 from pathlib import Path
 
-import arrow_structs
 import numpy as np
 import pytest
-from peers import peer
-from scripts import run_script
 
 import dlbridge as bridge
+from tests.support import arrow_structs
+from tests.support.peers import peer
+from tests.support.scripts import run_script
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,13 @@ from itertools import chain, repeat
 import cffi
 import numpy as np
 import pytest
-from interrupted import Alarm, handled
-from peers import peer
-from scripts import run_script
-from stream_backend import Streams, installed
 
 import dlbridge as bridge
 from dlbridge.interop import blobs
+from tests.support.interrupted import Alarm, handled
+from tests.support.peers import peer
+from tests.support.scripts import run_script
+from tests.support.stream_backend import Streams, installed
 
 FFI = cffi.FFI()
 FLOATS = np.arange(12, dtype="float32")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from cells import CELLS, PEERS, Unavailable, outcome, record
-from expected import expected
-from peers import peer
+
+from tests.support.expected_parts import expected
+from tests.support.library_cells import CELLS, PEERS, Unavailable, outcome, record
+from tests.support.peers import peer
 
 LIBRARIES = ["numpy", "torch", "jax", "tvm_ffi", "pyarrow", "PIL", "cuda.core", "pyopencl"]
 

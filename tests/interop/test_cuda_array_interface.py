@@ -4,7 +4,6 @@ import ctypes
 
 import numpy as np
 import pytest
-from ids import stable
 
 from dlbridge import Device, dtype
 from dlbridge.errors import BackendUnavailable, ExchangeError
@@ -18,6 +17,7 @@ from dlbridge.interop.array_interfaces import (
     from_cuda_array_interface,
     parse,
 )
+from tests.support.case_ids import stable
 
 GOOD = {
     "shape": (2, 3),

@@ -9,11 +9,11 @@ from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
-from peers import peer
-from scripts import run_scene
 
 import dlbridge as bridge
 from dlbridge import ffi
+from tests.support.peers import peer
+from tests.support.scripts import run_scene
 
 ml_dtypes = pytest.importorskip("ml_dtypes")  # in the extra of the tests
 

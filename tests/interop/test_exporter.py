@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import sys
 import weakref
 from asyncio import CancelledError
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
-import toy_arrays
-from peers import peer
-from raw_producer import Producer, capsule_name, get_destructor, pointer_in
-from scripts import run_script
-from stream_backend import Streams, installed
-from table_calls import wrapped
-from toy_arrays import Array, Held, Pointer
 
 import dlbridge as bridge
 from dlbridge.abi import TABLE_NAMES, ffi, own_export_of, table_of
 from dlbridge.conformance import check
+from tests.support.peers import peer
+from tests.support.raw_producer import Producer, capsule_name, get_destructor, pointer_in
+from tests.support.scripts import run_script
+from tests.support.stream_backend import Streams, installed
+from tests.support.table_calls import wrapped
+from tests.support.toy_arrays import Array, Held, Pointer
 
 FLOATS = np.arange(6, dtype="float32").reshape(2, 3)
 
@@ -97,7 +94,7 @@ def from_dlpack(x, /, **keywords): return Array(bridge.from_dlpack(x, **keywords
 """
 """The least that a library can write: no attributes of arrays, and no way back."""
 FORMS = {
-    "toy": "from toy_arrays import *",
+    "toy": "from tests.support.toy_arrays import *",
     "by_method": LEAST.format(named="", method="    def __as_tensor__(self): return self.tensor"),
     "by_attribute": LEAST.format(named=', tensor="tensor"', method=""),
 }
@@ -107,9 +104,8 @@ FORMS = {
 def test_the_suite_passes(form, tmp_path, monkeypatch):
     """What is not offered are arrays that a Tensor cannot be."""
     # Each case runs in a fork of the process that has imported this.
-    (tmp_path / f"{form}.py").write_text(f"import whole_core\n{FORMS[form]}")
-    folders = [str(Path(toy_arrays.__file__).parent), str(tmp_path)]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    (tmp_path / f"{form}.py").write_text(f"import tests.support.whole_core\n{FORMS[form]}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = check(form)
     older = np.lib.NumpyVersion(np.__version__) < "2.4.0"
     of_numpys_method = {"P15", "P16"} if older else set()
@@ -616,7 +612,7 @@ for _ in led_back():
 
 def test_an_attribute_that_leads_back_is_an_error():
     """After the first good export of a class nothing but C looks at the attribute."""
-    run_script(RING, imported=("numpy", "whole_core"))
+    run_script(RING, imported=("numpy", "tests.support.whole_core"))
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a..b", "a."])

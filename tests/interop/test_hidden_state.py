@@ -8,11 +8,11 @@ import mmap
 
 import numpy as np
 import pytest
-from doubles import ByInterface, ByMethod
-from peers import peer
-from scripts import SCENES, run_script
 
 import dlbridge as bridge
+from tests.support.foreign_arrays import ByInterface, ByMethod
+from tests.support.peers import peer
+from tests.support.scripts import SCENES, run_script
 
 WAYS = [bridge.from_dlpack, bridge.asarray, lambda x: bridge.to_device(x, "ext_dev:0")]
 
@@ -52,7 +52,7 @@ def test_what_torch_hides_by_every_way_in(scene):
     """In a process of its own: NULL with an offset, and NULL in a compiled function, ended it."""
     peer("torch")
     peer("tvm_ffi")
-    imported = ("numpy", "torch", "whole_core")
+    imported = ("numpy", "torch", "tests.support.whole_core")
     run_script(SCENES / "run.py", "torch_states", scene, imported=imported)
 
 

@@ -8,9 +8,6 @@ import weakref
 
 import numpy as np
 import pytest
-from interrupted import handled
-from peers import peer
-from raw_producer import Producer
 
 import dlbridge as bridge
 from dlbridge.api import like
@@ -18,6 +15,9 @@ from dlbridge.core.interfaces import dlpack as producers
 from dlbridge.core.libraries.lookup import find_description, importer_of
 from dlbridge.extending import import_producer
 from dlbridge.interop import jax as jax_library
+from tests.support.interrupted import handled
+from tests.support.peers import peer
+from tests.support.raw_producer import Producer
 
 RELABELLED = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 

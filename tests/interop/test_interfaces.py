@@ -7,10 +7,15 @@ import weakref
 
 import numpy as np
 import pytest
-from doubles import ByInterface, NoDLPack, NoDLPackButInterface, NoDLPackButMethod
-from peers import peer
 
 import dlbridge as bridge
+from tests.support.foreign_arrays import (
+    ByInterface,
+    NoDLPack,
+    NoDLPackButInterface,
+    NoDLPackButMethod,
+)
+from tests.support.peers import peer
 
 
 def test_the_array_interface_is_the_memory():

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from peers import peer
 
 import dlbridge as bridge
+from tests.support.peers import peer
 
 
 def test_mpi4py_takes_memory_that_the_host_cannot_read():

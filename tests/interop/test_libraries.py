@@ -17,14 +17,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from dlbridge_fake import Array
-from doubles import ByInterface, ByMethod, Lazy, RefusesFalse, Unasked
-from packages import install
-from peers import peer
-from raw_producer import Producer
-from scripts import run_script
 
 import dlbridge as bridge
 from dlbridge.core.dlpack import foreign_tables
+from tests.support.foreign_arrays import ByInterface, ByMethod, Lazy, RefusesFalse, Unasked
+from tests.support.packages import install
+from tests.support.peers import peer
+from tests.support.raw_producer import Producer
+from tests.support.scripts import run_script
 
 WAYS = [bridge.from_dlpack, bridge.asarray, lambda x: bridge.to_device(x, "cpu")]
 

@@ -7,9 +7,6 @@ from math import prod
 import ml_dtypes
 import numpy as np
 import pytest
-from cells import numbers as aligned
-from expected import backend_or_skip
-from peers import peer
 
 import dlbridge
 from dlbridge import Device
@@ -17,6 +14,9 @@ from dlbridge.api.like import Conversion, as_library
 from dlbridge.core.libraries.lookup import find_description
 from dlbridge.errors import ExchangeError
 from dlbridge.extending import Memory, known_libraries, tensor_on
+from tests.support.expected_parts import backend_or_skip
+from tests.support.library_cells import numbers as aligned
+from tests.support.peers import peer
 
 LIBRARIES = ["dlbridge", "numpy", "torch", "jax", "tvm_ffi"]
 FOREIGN = ["torch", "jax", "tvm_ffi"]

@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from expected import backend_or_skip
-from ranks import run_ranks
+
+from tests.support.expected_parts import backend_or_skip
+from tests.support.mpi_ranks import run_ranks
 
 PROGRAM = Path(__file__).with_name("mpi_matrix.py")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from peers import peer, readonly_torch
 
 import dlbridge as bridge
+from tests.support.peers import peer, readonly_torch
 
 torch = peer("torch")
 ReadOnlyTensorWrapper = readonly_torch()

@@ -1,12 +1,12 @@
 """The parts that need no StreamDriver: devices, host views, and what a child keeps."""
 
 import pytest
-from scripts import run_script
 
 from dlbridge.errors import DeviceError, ExchangeError
 from dlbridge.kit.devices import Devices, HostViews
 from dlbridge.kit.order import EventPool
 from dlbridge.protocol import Span, SupportsDeviceInfo, SupportsHostView
+from tests.support.scripts import run_script
 
 
 class Two(Devices, HostViews):

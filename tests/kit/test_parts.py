@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
-from scripts import run_script
-from threads import in_threads
 
 import dlbridge.kit
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.kit.gate import Gate
 from dlbridge.kit.status import StatusTable
+from tests.support.scripts import run_script
+from tests.support.threads import in_threads
 
 
 def test_the_list_of_parts_is_complete():

@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from scripts import run_script
-from threads import in_threads
 
 from dlbridge.kit.resources import Owner, Resources, call, shared_lock
+from tests.support.scripts import run_script
+from tests.support.threads import in_threads
 
 libc = ctypes.CDLL(None)
 PIPE, CLOSE = libc.pipe, libc.close
@@ -275,9 +275,7 @@ def test_what_a_function_of_c_returns_is_noted():
 
 def test_a_child_of_fork_gives_back_its_own_only():
     """In a process of its own: others' threads open descriptors, and others' hooks close some."""
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
-    script = f"import sys; sys.path[:0] = {folders}; import test_resources; test_resources.fork()"
-    assert run_script(script) == "ends\n"
+    assert run_script("from tests.kit import test_resources; test_resources.fork()") == "ends\n"
 
 
 def fork():

@@ -15,10 +15,10 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from agreement import disagreements
-from cells import CELLS, PEERS, numbers as aligned, outcome, record
 
 import dlbridge as bridge
+from tests.support.agreement import disagreements
+from tests.support.library_cells import CELLS, PEERS, numbers as aligned, outcome, record
 
 EXPECTED = set(os.environ.get("DLBRIDGE_EXPECT", "").split(","))
 

@@ -25,7 +25,7 @@ import time
 import venv
 from pathlib import Path
 
-from table import write_conformance, write_rows
+from tests.peers.table import write_conformance, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".venv-peers"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
-from peers import peer
-from scripts import run_script
 
 import dlbridge as bridge
 from dlbridge import printing
+from tests.support.expected_parts import backend_or_skip
+from tests.support.peers import peer
+from tests.support.scripts import run_script
 
 ARRAYS = {
     "small": np.arange(6.0).reshape(2, 3),

@@ -22,13 +22,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
-from scripts import environment, run_scene
 
 import dlbridge as bridge
 from dlbridge.errors import ExchangeError
 from dlbridge.extending import export_memory, export_refusal, new_exportable, tensor_on
 from dlbridge.processes import descriptors
+from tests.support.expected_parts import backend_or_skip
+from tests.support.scripts import environment, run_scene
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memfd")
 

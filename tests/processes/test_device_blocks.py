@@ -14,9 +14,6 @@ from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
-from known_backends import forget_identities
-from other_process import Given, fds
-from stream_backend import installed
 
 import dlbridge as bridge
 from dlbridge.errors import BackendError, DeviceError, DeviceMemoryError, ExchangeError
@@ -24,9 +21,12 @@ from dlbridge.kit.resources import Descriptor
 from dlbridge.processes import blocks as shared_blocks
 from dlbridge.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.protocol import ExportedMemory
+from tests.support.known_backends import forget_identities
+from tests.support.other_process import Given, fds
+from tests.support.stream_backend import installed
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memfd")
-exporting_backend = pytest.importorskip("exporting_backend")
+exporting_backend = pytest.importorskip("tests.support.exporting_backend")
 VALUES = np.arange(24, dtype="i4").reshape(4, 6)
 DEVICE = "ext_dev:1"
 

@@ -8,11 +8,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
-from peers import peer
-from scripts import run_scene, run_script
 
 import dlbridge as bridge
+from tests.support.expected_parts import backend_or_skip
+from tests.support.peers import peer
+from tests.support.scripts import run_scene, run_script
 
 EXT = "ext_dev:1"
 BIG = 1 << 20

@@ -16,18 +16,18 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
-import other_process as other_side
 import pytest
-from expected import backend_or_skip
-from other_process import Given, Other, holders
-from peers import peer
-from scripts import run_scene
-from threads import at_once
 
 import dlbridge as bridge
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.processes import blocks as shared_blocks
 from dlbridge.processes.shared_tensors import receive, receive_block
+from tests.support import other_process as other_side
+from tests.support.expected_parts import backend_or_skip
+from tests.support.other_process import Given, Other, holders
+from tests.support.peers import peer
+from tests.support.scripts import run_scene
+from tests.support.threads import at_once
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the system passes no descriptors")
 LINUX = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memfd")

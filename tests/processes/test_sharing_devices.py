@@ -16,16 +16,16 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
-import other_process as other_side
 import pytest
-from expected import backend_or_skip
-from other_process import Given, Other, holders
-from scripts import run_scene
 
 import dlbridge as bridge
 from dlbridge.errors import ExchangeError
 from dlbridge.processes import blocks as shared_blocks
 from dlbridge.processes.shared_tensors import receive, receive_memory, receive_on_device
+from tests.support import other_process as other_side
+from tests.support.expected_parts import backend_or_skip
+from tests.support.other_process import Given, Other, holders
+from tests.support.scripts import run_scene
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the system passes no descriptors")
 VALUES = np.arange(1024, dtype="f4").reshape(4, 256)

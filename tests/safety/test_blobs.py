@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 
-import harness
 import pytest
-from peers import peer
-from scripts import run_script
+
+from tests.support import harness
+from tests.support.peers import peer
+from tests.support.scripts import run_script
 
 BEGIN = """
 import collections, ctypes, gc, os, random, signal, sys, threading
@@ -94,7 +95,7 @@ check()
 
 SIGNALS = """
 import itertools
-from interrupted import Alarm, interrupted
+from tests.support.interrupted import Alarm, interrupted
 
 lost = []
 sys.unraisablehook = lambda said: lost.append(type(said.exc_value))
@@ -161,7 +162,7 @@ CASES = {
 }
 
 
-OURS = ("numpy", "dlbridge.abi", "raw_producer")
+OURS = ("numpy", "dlbridge.abi", "tests.support.raw_producer")
 
 
 def run(code, *arguments, libraries=()):
@@ -240,8 +241,8 @@ def test_threads_that_go_on_until_the_end():
 
 
 C_THREADS = """
-import harness
-from raw_producer import address, immortal, set_name, struct_in
+from tests.support import harness
+from tests.support.raw_producer import address, immortal, set_name, struct_in
 library = harness.load()
 
 def given(number):

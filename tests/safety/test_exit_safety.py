@@ -7,12 +7,13 @@ that the test shows.
 
 from __future__ import annotations
 
-import harness
 import pytest
-from peers import peer
-from scripts import finished, run_script
 
-OURS = ("numpy", "dlbridge.abi", "raw_producer")
+from tests.support import harness
+from tests.support.peers import peer
+from tests.support.scripts import finished, run_script
+
+OURS = ("numpy", "dlbridge.abi", "tests.support.raw_producer")
 
 # How the libraries take a tensor of ours.
 TAKE = {
@@ -46,7 +47,7 @@ def run(code, *arguments, library="numpy", **environment):
 
 BEGIN = """
 import sys, numpy, dlbridge
-from raw_producer import Producer
+from tests.support.raw_producer import Producer
 """
 
 
@@ -113,8 +114,9 @@ def test_we_hold_theirs_at_exit(library):  # P53, C15
 
 
 HELD = """
-import ctypes, harness
-from raw_producer import address, set_name, immortal, struct_in, ffi
+import ctypes
+from tests.support import harness
+from tests.support.raw_producer import address, set_name, immortal, struct_in, ffi
 library = harness.load()
 t = eval(sys.argv[1])
 if sys.argv[3] == 'capsule':

@@ -12,14 +12,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from expected import backend_or_skip, expected
-from peers import peer
-from scripts import ROOT, finished
 
-DRIVERS = str(ROOT / "tests" / "drivers")
-sys.path.append(DRIVERS)
-
-import build  # noqa: E402 - from the folder above
+from tests.drivers import build
+from tests.support.expected_parts import backend_or_skip, expected
+from tests.support.peers import peer
+from tests.support.scripts import ROOT, finished
 
 # device: how a script gets a stream of it; empty if it has none of its own
 DEVICES = {
@@ -37,9 +34,7 @@ DEVICES = {
 # Before anybody looks for a real driver: on the simulated ones.
 SIMULATED = """
 import ctypes
-import sys
-sys.path.append({drivers!r})
-import build
+from tests.drivers import build
 build.load("cuda"), build.load("hip")
 def cuda_stream():
     from cuda.core import Device
@@ -141,7 +136,7 @@ def test_exits_with_threads_at_work(device, holder, times):  # P53
     elif "ffi" in holder:
         peer("tvm_ffi")
     expression = HOLDERS[holder].format(device=device, stream=DEVICES[device])
-    simulated = SIMULATED.format(drivers=DRIVERS) if device in ("cuda:0", "rocm:0") else ""
+    simulated = SIMULATED if device in ("cuda:0", "rocm:0") else ""
     # torch and cuda.core abort the process if a daemon thread is inside them (docs/safety.md).
     aborts = library == "torch" or (device, holder) == ("cuda:0", "stream")
     code = SCRIPT.format(

@@ -6,14 +6,15 @@ import os
 import sys
 
 import pytest
-from peers import peer
-from scripts import run_scene, run_script
+
+from tests.support.peers import peer
+from tests.support.scripts import run_scene, run_script
 
 BEGIN = """
 import gc, signal
 import numpy as np
 import dlbridge as bridge
-from interrupted import Alarm, interrupted
+from tests.support.interrupted import Alarm, interrupted
 for name in bridge.__all__:  # typing turns an exception while a module loads into a TypeError
     getattr(bridge, name)
 may = lambda: True
@@ -29,8 +30,8 @@ print(*left())
 WORK = {
     # An interrupt after the owner was made and before it was stored deleted the struct twice.
     "an import": """  # C10
-from doubles import OneCapsule
-from raw_producer import Producer, deleted_twice
+from tests.support.foreign_arrays import OneCapsule
+from tests.support.raw_producer import Producer, deleted_twice
 producers, importing = [], False
 def work():
     global importing
@@ -48,7 +49,7 @@ left = lambda: (len(deleted_twice), sum(bool(p.alive) for p in producers))
     # An exception of a handler became SystemError, or a struct stayed lent for ever.
     "an export by the table": """  # X9
 import tvm_ffi
-from lent import structs_of_the_table
+from tests.support.held_by_c import structs_of_the_table
 nop = tvm_ffi.get_global_func("testing.nop")
 tensor = bridge.from_dlpack(np.arange(4, dtype="f4"))
 work = lambda: nop(tensor, tensor, tensor)
@@ -56,7 +57,7 @@ left = lambda: [structs_of_the_table()]
 """,
     # An interrupt after the struct was entered and before the capsule was made kept it for ever.
     "a capsule": """  # P47
-from lent import structs_in_capsules
+from tests.support.held_by_c import structs_in_capsules
 t = bridge.empty(3, "bfloat16")
 def work():
     for _ in range(10):
@@ -78,7 +79,7 @@ left = lambda: [plugin.live_allocations() - before]
 
 def run(code, **environment):
     """What *code* prints in a fork of a process that has imported what it needs, and not torch."""
-    imported = ("-torch", "numpy", "dlbridge.abi", "raw_producer", "tvm_ffi")
+    imported = ("-torch", "numpy", "dlbridge.abi", "tests.support.raw_producer", "tvm_ffi")
     return run_script(code, env=environment, imported=imported)
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peers import peer
-from raw_producer import OldProducer, Producer
-from table_calls import delete_managed
 
 import dlbridge as bridge
 from dlbridge.abi import table_of
+from tests.support.peers import peer
+from tests.support.raw_producer import OldProducer, Producer
+from tests.support.table_calls import delete_managed
 
 MILLION = 1_000_000
 ALLOWED = (

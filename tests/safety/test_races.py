@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from peers import peer
-from scripts import run_script
 
 import dlbridge as bridge
 from dlbridge.core.plugins import registry
+from tests.support.peers import peer
+from tests.support.scripts import run_script
 
 SWITCHING = "import sys; sys.setswitchinterval(1e-6)\n"
 OURS = ("-torch", "numpy", "dlbridge.abi", "tvm_ffi")
@@ -22,7 +22,7 @@ def test_the_first_exports_of_one_tensor_in_threads():  # X5
         SWITCHING
         + """
 import threading, numpy as np, tvm_ffi, dlbridge
-from threads import in_threads
+from tests.support.threads import in_threads
 def convert(number):
     barrier.wait()
     assert tuple(tvm_ffi.convert(tensor).shape) == (3, 5)
@@ -43,8 +43,8 @@ def test_a_capsule_is_consumed_once():  # C23
         SWITCHING
         + """
 import threading, dlbridge
-from raw_producer import Producer, deleted_twice
-from threads import in_threads
+from tests.support.raw_producer import Producer, deleted_twice
+from tests.support.threads import in_threads
 producer = Producer((4,), device=(17, 0))
 def consume(number):
     barrier.wait()
@@ -71,7 +71,7 @@ def test_one_struct_is_lent_once():  # X5
         SWITCHING
         + """
 import time, numpy as np, tvm_ffi, dlbridge
-from threads import in_threads
+from tests.support.threads import in_threads
 from dlbridge.core.interfaces import own_table as table
 tensor = dlbridge.from_dlpack(np.ones((3, 5), "f4"))
 tvm_ffi.from_dlpack(tensor)

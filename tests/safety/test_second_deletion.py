@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from peers import peer
-from scripts import run_script
+
+from tests.support.peers import peer
+from tests.support.scripts import run_script
 
 
 def test_torch_deletes_twice():
@@ -16,7 +17,7 @@ def test_torch_deletes_twice():
     peer("torch")
     out = run_script("""
 import torch
-from raw_producer import Producer, deleted_twice
+from tests.support.raw_producer import Producer, deleted_twice
 producer = Producer(device=(4, 0))
 try:
     torch.from_dlpack(producer)
@@ -35,7 +36,7 @@ def test_a_deleter_called_twice(max_version):
 import gc, weakref
 import numpy as np
 import dlbridge as bridge
-from raw_producer import struct_in
+from tests.support.raw_producer import struct_in
 t = bridge.to_device(np.ones(5, "f4"), "ext_dev:0")
 capsule = t.__dlpack__(max_version={max_version})
 managed = struct_in(capsule)
@@ -46,6 +47,6 @@ del t
 gc.collect()
 print(bridge.backend("ext_dev").live_allocations())
 """,
-        imported=("numpy", "dlbridge.abi", "raw_producer"),
+        imported=("numpy", "dlbridge.abi", "tests.support.raw_producer"),
     )
     assert out == "0\n"

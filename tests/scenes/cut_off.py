@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from doubles import OneCapsule
-from failures import Found, failing_allocations, failing_lines
-from lent import structs_in_capsules, structs_of_the_table
-from other_process import open_files
 
 import dlbridge as bridge
+from tests.support.cut_off_work import Found, failing_allocations, failing_lines
+from tests.support.foreign_arrays import OneCapsule
+from tests.support.held_by_c import structs_in_capsules, structs_of_the_table
+from tests.support.other_process import open_files
 
 FOLDERS = (str(Path(bridge.__file__).parent),)
 

@@ -13,9 +13,9 @@ import subprocess
 import sys
 
 import numpy as np
-import other_process
 
 import dlbridge as bridge
+from tests.support import other_process
 
 FRAMES = 10_000
 DEPTH = 3

@@ -12,13 +12,12 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-import interrupted
 import numpy as np
-import other_process
 import pytest
 
 import dlbridge as bridge
 from dlbridge.files import loading, saving
+from tests.support import interrupted, other_process
 
 
 def live(device: str) -> int:

@@ -12,4 +12,4 @@ if __name__ == "__main__":
     # A process in the background may be started with SIGINT ignored, and hands that on.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     file, function, *arguments = sys.argv[1:]
-    getattr(importlib.import_module(file), function)(*arguments)
+    getattr(importlib.import_module(f"tests.scenes.{file}"), function)(*arguments)

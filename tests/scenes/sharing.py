@@ -12,14 +12,12 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import interrupted
 import numpy as np
-import other_process
 import pytest
-import without_devices
 
 import dlbridge as bridge
 from dlbridge.processes import blocks
+from tests.support import interrupted, other_process, without_devices
 
 EXCEPTIONS = {"KeyboardInterrupt": KeyboardInterrupt, "Alarm": interrupted.Alarm}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
-from mutate import Changed
+from tests.support.without_a_wait import Changed
 
 __all__ = ["HOLES", "Hole", "put_back"]
 

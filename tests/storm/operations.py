@@ -28,10 +28,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from disturbances import calmly
-from doubles import OneCapsule
 
 import dlbridge as bridge
+from tests.storm.disturbances import calmly
+from tests.support.foreign_arrays import OneCapsule
 
 __all__ = ["ROWS", "Operation", "Shared", "Wrong", "watched"]
 
@@ -277,7 +277,7 @@ def _refused_by_torch(tensor: Any, place: str) -> None:
 @operation(weight=6)
 def structs_made_by_hand(pick: random.Random, device: str) -> None:
     """Structs whose deletions are counted, one by one."""
-    from raw_producer import Producer
+    from tests.support.raw_producer import Producer
 
     dtype = pick.choice([(2, 32, 1), (4, 16, 1), (0, 8, 1)])
     producer = calmly(lambda: Producer((4,), dtype=dtype, version=pick.choice([None, (1, 0)])))

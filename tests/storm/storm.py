@@ -63,8 +63,7 @@ def environment(seed: int) -> dict[str, str]:
 @cache
 def simulated_drivers() -> bool:
     """Compile the simulated drivers of CUDA and ROCm; False where there is no compiler."""
-    sys.path.insert(0, str(ROOT / "tests" / "drivers"))
-    import build
+    from tests.drivers import build
 
     if build.compiler() is None:
         return False

@@ -13,9 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from expected import backend_or_skip
-from holes import HOLES
-from storm import storm
+
+from tests.storm.holes import HOLES
+from tests.storm.storm import storm
+from tests.support.expected_parts import backend_or_skip
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals and forks")
 

@@ -78,7 +78,7 @@ class Storm:
                 libraries.discard(name)
         if "jax" in libraries:
             importlib.import_module("jax.dlpack")
-        from operations import ROWS, Shared
+        from tests.storm.operations import ROWS, Shared
 
         only = set(given.only.split(",")) if given.only else set(ROWS)
         if only - ROWS.keys():
@@ -130,8 +130,7 @@ class Storm:
 
 def simulate_drivers() -> None:
     """Load the simulated drivers of CUDA and ROCm, before anybody looks for real ones."""
-    sys.path.insert(0, str(HERE.parent / "drivers"))
-    import build
+    from tests.drivers import build
 
     build.load("cuda")
     build.load("hip")
@@ -156,10 +155,9 @@ def devices(wanted: str) -> list[str]:
 
 def live() -> dict[str, int]:
     """The number of things of each kind that exist: 0 once the storm is over."""
-    from lent import structs_in_capsules, structs_of_the_table
-
     from dlbridge.extending import LOADED
     from dlbridge.kit.resources import _all
+    from tests.support.held_by_c import structs_in_capsules, structs_of_the_table
 
     # What an exception has cut off goes back at the end of the next of its kind, or by this.
     for resources in _all.copy():
@@ -184,9 +182,8 @@ def live() -> dict[str, int]:
 
 def settle(storm: Storm) -> dict[str, int]:
     """The counts, once finalizers and streams have had time."""
-    from operations import watched
-
     import dlbridge as bridge
+    from tests.storm.operations import watched
 
     for _ in range(5):
         gc.collect()
@@ -197,8 +194,8 @@ def settle(storm: Storm) -> dict[str, int]:
     for array in watched:
         name = f"host arrays of {array.made_by}"
         counts[name] = counts.get(name, 0) + (array() is not None)
-    if "raw_producer" in sys.modules:
-        producer = sys.modules["raw_producer"]
+    if "tests.support.raw_producer" in sys.modules:
+        producer = sys.modules["tests.support.raw_producer"]
         counts["structs made by hand"] = len(producer.live)
         counts["deleted twice"] = len(producer.deleted_twice)
     return counts
@@ -207,16 +204,15 @@ def settle(storm: Storm) -> dict[str, int]:
 def main() -> None:
     given = arguments()
     faulthandler.enable()
-    sys.path[1:1] = [str(HERE.parent / "support"), str(HERE.parents[1])]
     warnings.filterwarnings("ignore", message=".*fork.*")  # we know
     if given.hole:
-        import holes
+        from tests.storm import holes
 
         holes.put_back(given.hole)
     if given.simulated:
         simulate_drivers()
     storm = Storm(given)
-    from disturbances import Interruptions
+    from tests.storm.disturbances import Interruptions
 
     interruptions = Interruptions()
     # Everything once, and calmly: what the first use of something keeps is no leak.

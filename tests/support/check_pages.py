@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pages import PYTHON
+from tests.support.pages import PYTHON
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".mypy_cache" / "pages"

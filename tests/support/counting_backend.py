@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 
 from dlbridge_fake import Fake
-from known_backends import registered
 
 from dlbridge.errors import DeviceError
+from tests.support.known_backends import registered
 
 NAME = "counted"
 

@@ -4,11 +4,11 @@ import gc
 import sys
 
 import pytest
-from expected import backend_or_skip
-from known_backends import replace_backend
 
 import dlbridge as bridge
 from dlbridge.extending import LOADED
+from tests.support.expected_parts import backend_or_skip
+from tests.support.known_backends import replace_backend
 
 
 @pytest.fixture(params=["cpu", "ext_dev:1", "opencl:0", "vulkan:0"])

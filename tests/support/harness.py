@@ -17,8 +17,10 @@ def path() -> str:
     """The compiled library. Skips the test where there is no C compiler."""
     if folder := os.environ.get(_FOLDER):
         return str(Path(folder, "libharness.so"))
-    from expected import compiler_or_skip  # a process that a parent compiled for needs no pytest
-    from folders import new_folder
+    from tests.support.expected_parts import (
+        compiler_or_skip,  # a process that a parent compiled for needs no pytest
+    )
+    from tests.support.temporary_folders import new_folder
 
     compiler = compiler_or_skip(os.environ.get("CC", "gcc"))
     folder = new_folder("harness")

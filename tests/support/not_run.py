@@ -88,7 +88,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def _reason(report: Any) -> str:
     """Why a test, or a file of tests, was skipped."""
-    from working import why_left_out
+    from tests.support.working_drivers import why_left_out
 
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     text = str(text).removeprefix("Skipped: ")

@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from scripts import run_script
+from tests.support.scripts import run_script
 
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"^```text output\n(?P<shown>.*?)^```", re.MULTILINE | re.DOTALL)

@@ -10,7 +10,8 @@ import importlib
 from typing import Any
 
 import pytest
-from expected import expected
+
+from tests.support.expected_parts import expected
 
 
 def peer(name: str) -> Any:

@@ -25,8 +25,8 @@ SCENES = SUPPORT.parent / "scenes"
 def environment(
     changes: dict[str, str] | None = None, paths: tuple[Path | str, ...] = ()
 ) -> dict[str, str]:
-    """The environment of a process that imports dlbridge, these helpers and *paths*, with *changes*."""
-    folders = [*map(str, paths), str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+    """The environment of a process that imports dlbridge, the tests' modules and *paths*, with *changes*."""
+    folders = [*map(str, paths), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(changes or {})}
 
 
@@ -96,7 +96,7 @@ def finished(
 ) -> subprocess.CompletedProcess[str]:
     """The process that has run *source*, a text or a file.
 
-    It imports from this folder and from *paths*. With *imported* it is a fork of a process that has
+    It imports the tests' modules by their whole names, and from *paths*. With *imported* it is a fork of a process that has
     imported these modules and used nothing, which saves a second; not for a program that is about
     imports. "-torch" says that there is none: tvm_ffi imports it where it can, in 1.5 s.
     """
@@ -153,7 +153,7 @@ def run_scene(
     Those of ``fresh.py`` are about a first import; the others have the core imported.
     """
     file, function = name.split(".")
-    imported = () if file == "fresh" else ("numpy", "whole_core")
+    imported = () if file == "fresh" else ("numpy", "tests.support.whole_core")
     words = file, function, *arguments
     return run_script(SCENES / "run.py", *words, timeout=timeout, env=env, imported=imported)
 
@@ -166,7 +166,7 @@ def run_pytest(
 ) -> subprocess.CompletedProcess[str]:
     """The process that has run ``python -m pytest``, a fork of one that has imported it."""
     program = "import sys, pytest; sys.exit(pytest.main())"
-    imported = ("numpy", "pytest", "whole_core")
+    imported = ("numpy", "pytest", "tests.support.whole_core")
     return finished(program, *arguments, env=env, paths=paths, cwd=cwd, imported=imported)
 
 
@@ -181,5 +181,10 @@ def run_command(
     The demo filters with torch, too, where it is: two seconds.
     """
     program = "import sys; from dlbridge.cli import main; sys.exit(main())"
-    imported = (*(() if torch else ("-torch",)), "numpy", "whole_core", "dlbridge.cli")
+    imported = (
+        *(() if torch else ("-torch",)),
+        "numpy",
+        "tests.support.whole_core",
+        "dlbridge.cli",
+    )
     return finished(program, *arguments, env=env, cwd=cwd, imported=imported)

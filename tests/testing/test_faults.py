@@ -10,16 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from dlbridge.extending import LOADED
+from dlbridge.testing import BackendTests
+from tests.testing.faulty.faults import FAULTS, SOUND
+
 HERE = Path(__file__).with_name("faulty")
 # Apart, as an entry point is there for whatever else runs in this process.
 INSTALLED = HERE / "installed"
 PLUGINS = Path(__file__).parents[1] / "support" / "plugins"
-sys.path.append(str(HERE))
-
-from faults import FAULTS, SOUND  # noqa: E402 - from the folder above
-
-from dlbridge.extending import LOADED  # noqa: E402 - as above
-from dlbridge.testing import BackendTests  # noqa: E402 - as above
 
 MISTAKES = r"AttributeError|NameError|TypeError: .*(keyword|positional) argument"
 
@@ -48,7 +46,7 @@ def kit(monkeypatch):
     """The options and the environment in which the kit is run for a class of faults.py."""
 
     def prepare(name):
-        folders = [str(HERE), str(INSTALLED), str(PLUGINS)]
+        folders = [str(INSTALLED), str(PLUGINS)]
         path = [*folders, *filter(None, [os.environ.get("PYTHONPATH")])]
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
         for folder in folders:

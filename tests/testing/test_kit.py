@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 from dlbridge_fake import Fake
-from scripts import finished, run_pytest
 
 import dlbridge.testing
 from dlbridge.testing import BackendTests
 from dlbridge.testing.backend_base import DeviceUnderTest
+from tests.support.scripts import finished, run_pytest
 
 PLUGINS = Path(__file__).parents[1] / "support" / "plugins"
 

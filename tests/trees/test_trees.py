@@ -7,9 +7,9 @@ from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
-from peers import peer
 
 import dlbridge as bridge
+from tests.support.peers import peer
 
 Pair = namedtuple("Pair", "left right")
 A = np.arange(4.0)

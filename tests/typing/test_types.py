@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-import check_pages
 import pytest
-from expected import expected
 
 import dlbridge as bridge
 from dlbridge import errors, protocol
+from tests.support import check_pages
+from tests.support.expected_parts import expected
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

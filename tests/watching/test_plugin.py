@@ -8,7 +8,8 @@ import venv
 from pathlib import Path
 
 import pytest
-from scripts import environment, run_pytest
+
+from tests.support.scripts import environment, run_pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ["-p", "dlbridge.watching.plugin", "-p", "no:cacheprovider", "-q"]

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from scripts import environment
+
+from tests.support.scripts import environment
 
 PROGRAM = """
 import sys

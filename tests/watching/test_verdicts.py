@@ -8,9 +8,9 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from peers import peer
 
 import dlbridge as bridge
+from tests.support.peers import peer
 
 # Of CPython 3.11, which makes no event for functions that Cython or a class has.
 UNSEEN_ON_311 = sys.version_info < (3, 12)

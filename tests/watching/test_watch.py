@@ -12,11 +12,11 @@ import weakref
 
 import numpy as np
 import pytest
-from packages import install
-from peers import peer
-from scripts import run_script
 
 import dlbridge as bridge
+from tests.support.packages import install
+from tests.support.peers import peer
+from tests.support.scripts import run_script
 
 MONITORING = sys.version_info >= (3, 12)
 

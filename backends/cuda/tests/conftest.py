@@ -5,25 +5,19 @@ runs that does not steer the simulated one (by the fixture `fake`), and all of t
 """
 
 import ctypes
-import sys
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
-TESTS = HERE.parents[2] / "tests"
-sys.path[:0] = map(str, (HERE, TESTS / "drivers", TESTS / "support"))  # for cuda_support, suite
-pytest.register_assert_rewrite("suite")  # and all of its modules
+pytest.register_assert_rewrite("tests.drivers.suite")  # and all of its modules
 
-from cuda_support import CudaRig  # noqa: E402
-from folders import pytest_sessionfinish  # noqa: E402, F401 - for pytest to find
-from nightly import pytest_itemcollected  # noqa: E402, F401 - for pytest to find
-from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
-from suite import (  # noqa: E402
-    fixtures,
+from backends.cuda.tests.cuda_support import CudaRig  # noqa: E402
+from tests.drivers import build  # noqa: E402
+from tests.drivers.suite import (  # noqa: E402
     rig as rigs,
 )
-from suite.fixtures import (  # noqa: E402, F401 - for pytest to find
+from tests.drivers.suite.fixtures import (  # noqa: E402, F401 - for pytest to find
     backend_or_skip,
     device,
     expected,
@@ -38,6 +32,9 @@ from suite.fixtures import (  # noqa: E402, F401 - for pytest to find
     pytest_pycollect_makeitem,
     two_devices,
 )
+from tests.support.nightly_parts import pytest_itemcollected  # noqa: E402, F401 - for pytest to find
+from tests.support.not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
+from tests.support.temporary_folders import pytest_sessionfinish  # noqa: E402, F401 - for pytest to find
 
 rigs.use(CudaRig())
 
@@ -60,7 +57,6 @@ def wants_gpu(config):
 
 def load_simulated():
     """The simulated driver, loaded before cuda.bindings looks for a libcuda; None without gcc."""
-    build = fixtures.build()
     if build.compiler() is None and not expected("cuda"):
         return None
     library = build.load("cuda")

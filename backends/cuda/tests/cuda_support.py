@@ -8,11 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
-from suite import rig
-from suite.rig import Gate, gate, memory, python, read, slow, write
-
 from dlbridge.errors import DeviceError, DeviceLost, ExchangeError
 from dlbridge.kit.status import CaptureError, StreamGoneError
+from tests.drivers.suite import rig
+from tests.drivers.suite.rig import Gate, gate, memory, python, read, slow, write
 
 __all__ = [
     "HERE",

@@ -10,9 +10,9 @@ from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
-from spin import SPIN
 
 import dlbridge
+from backends.cuda.tests.spin import SPIN
 
 N = 1 << 14
 CYCLES = 300_000  # 0.15 ms at 2 GHz
@@ -159,7 +159,7 @@ class Spin:
     """Our kernel, compiled by the driver."""
 
     def __init__(self):
-        from cuda_support import call, current, primary
+        from backends.cuda.tests.cuda_support import call, current, primary
 
         with current(primary(0)):
             self.module = call("cuModuleLoadData", SPIN)
@@ -168,7 +168,7 @@ class Spin:
     def __call__(self, on, cycles=CYCLES):
         import ctypes
 
-        from cuda_support import call, current, primary
+        from backends.cuda.tests.cuda_support import call, current, primary
 
         with current(primary(0)):
             arguments = ((cycles,), (ctypes.c_uint64,))

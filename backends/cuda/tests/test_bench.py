@@ -5,20 +5,17 @@ Nor on a name that is gone: what tests/hardware imports is there.
 
 import ast
 import importlib
-import sys
 from pathlib import Path
 
 import pytest
-from cuda_support import python
 
-BENCH = Path(__file__).resolve().parent.parent
-HARDWARE = BENCH.parents[1] / "tests" / "hardware"
+from backends.cuda import bench_gpu
+from backends.cuda.tests.cuda_support import python
+
+HARDWARE = Path(__file__).resolve().parents[3] / "tests" / "hardware"
 
 
-def test_it_writes_its_tables(fake, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(BENCH)
-    import bench_gpu
-
+def test_it_writes_its_tables(fake, tmp_path):
     output = tmp_path / "table.md"
     assert bench_gpu.main(["--most", "256K", "--output", str(output)]) == 0
     text = output.read_text()
@@ -30,22 +27,17 @@ def test_it_writes_its_tables(fake, tmp_path, monkeypatch):
     ):
         assert f"## {title} memory" in text
     assert text.count("| 64 KiB |") == text.count("| 256 KiB |") == 4
-    sys.modules.pop("bench_gpu")
 
 
 @pytest.mark.parametrize(("text", "nbytes"), [("64K", 1 << 16), ("1M", 1 << 20), ("4G", 1 << 32)])
-def test_sizes(monkeypatch, text, nbytes):
-    monkeypatch.syspath_prepend(BENCH)
-    import bench_gpu
-
+def test_sizes(text, nbytes):
     assert bench_gpu.size_of(text) == nbytes
     assert bench_gpu.size_text(nbytes).replace(" ", "")[:-2] == text
-    sys.modules.pop("bench_gpu")
 
 
 def test_without_a_gpu_it_says_so(fake, tmp_path):
     done = python(
-        f"sys.path.insert(0, {str(BENCH)!r})\nimport bench_gpu\n"
+        "from backends.cuda import bench_gpu\n"
         f"sys.exit(bench_gpu.main(['--output', {str(tmp_path / 'x')!r}]))",
         FAKE_CUDA_DEVICES="0",
     )

@@ -2,17 +2,18 @@
 
 import numpy as np
 import pytest
-from cuda_support import memory, read, stream
-from suite.rig import GLOBAL, capture
 
+from backends.cuda.tests.cuda_support import memory, read, stream
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.staging import Plan, Stager
+from tests.drivers.suite.rig import GLOBAL, capture
 
 
 def test_staging_goes_on(cuda, mode):
     """Page-locking the ring does not end somebody's capture."""
-    from cuda_support import current, primary
     from dlbridge_cuda.gpu import gpu
+
+    from backends.cuda.tests.cuda_support import current, primary
 
     source = np.arange(9000, dtype="u1")
     stager = Stager(gpu, 0, Plan(1024, 2))
@@ -31,7 +32,7 @@ def test_staging_goes_on(cuda, mode):
 
 def test_host_waits_go_on(fake, cuda, mode):
     """The driver refuses them beside a global capture, except to a thread that is relaxed."""
-    from cuda_support import call, current, primary
+    from backends.cuda.tests.cuda_support import call, current, primary
 
     with stream() as captured, stream() as own, capture(captured, mode):
         for waited in (own, 2):
@@ -50,7 +51,7 @@ def test_host_waits_go_on(fake, cuda, mode):
 
 def test_waiting_for_the_context_ends_captures(fake, cuda, mode):
     """Making room must not do so: the simulated driver ends the capture then."""
-    from cuda_support import call, current, primary
+    from backends.cuda.tests.cuda_support import call, current, primary
 
     with (
         stream() as captured,

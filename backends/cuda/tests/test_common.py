@@ -1,6 +1,6 @@
 """The tests that every backend on a `StreamDriver` passes, on this one: `copies::test_...` and so on."""
 
-from suite import (  # noqa: F401 - for pytest to collect
+from tests.drivers.suite import (  # noqa: F401 - for pytest to collect
     capture,
     copies,
     failures,

@@ -10,18 +10,18 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from cuda_support import gate, memory, read, slow, stream
-from interrupted import at_each_step
-from raw_producer import Producer
-from suite.rig import capture
 
 import dlbridge
+from backends.cuda.tests.cuda_support import gate, memory, read, slow, stream
 from dlbridge import ffi
 from dlbridge.abi import DLPACK_VERSION, TABLE_NAMES, begin_call, end_blocks, ffi as c, table_of
 from dlbridge.core.dlpack import foreign_tables
 from dlbridge.core.plugins.streams import begin_block
 from dlbridge.ffi import lending, streams, tensors
 from dlbridge.protocol import Span
+from tests.drivers.suite.rig import capture
+from tests.support.interrupted import at_each_step
+from tests.support.raw_producer import Producer
 
 N = 1 << 16
 NEW, OLD = b"n" * N, b"o" * N

@@ -1,17 +1,17 @@
 """Contexts of the thread and of the process."""
 
 import pytest
-from cuda_support import own_context
-from suite.places import uses
-from suite.rig import rig
-from threads import in_threads
 
+from backends.cuda.tests.cuda_support import own_context
 from dlbridge.errors import DeviceError
+from tests.drivers.suite.places import uses
+from tests.drivers.suite.rig import rig
+from tests.support.threads import in_threads
 
 
 def test_somebodys_own_context(kind):
     def work(_):
-        from cuda_support import call
+        from backends.cuda.tests.cuda_support import call
 
         own = own_context()
         uses(kind)

@@ -6,9 +6,9 @@ import weakref
 
 import numpy as np
 import pytest
-from cuda_support import memory, read, slow, stream
 
 import dlbridge
+from backends.cuda.tests.cuda_support import memory, read, slow, stream
 from dlbridge.errors import ExchangeError
 from dlbridge.interop.array_interfaces import (
     SYNC,

@@ -4,8 +4,9 @@ import re
 
 import numpy as np
 import pytest
-from cuda_support import HERE
-from pages import run_examples, with_reference
+
+from backends.cuda.tests.cuda_support import HERE
+from tests.support.pages import run_examples, with_reference
 
 PAGE = HERE.parents[2] / "docs" / "cuda.md"
 

@@ -4,11 +4,11 @@ import re
 from typing import ClassVar
 
 import pytest
-from cuda_support import python
-from suite.rig import refusals
 
 import dlbridge as bridge
+from backends.cuda.tests.cuda_support import python
 from dlbridge.errors import BackendUnavailable, ExchangeError
+from tests.drivers.suite.rig import refusals
 
 # On a machine with a driver the loader must not find it.
 HIDE_DRIVER = """

@@ -1,9 +1,9 @@
 """Arrays of other classes on CUDA: `from_blob` and `Exporter`, as cupy and numba ask for them."""
 
 import numpy as np
-from cuda_support import at, call
 
 import dlbridge as bridge
+from backends.cuda.tests.cuda_support import at, call
 
 VALUES = np.arange(6, dtype="float32").reshape(2, 3)
 

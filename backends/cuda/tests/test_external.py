@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_support import python, slow, stream
-from known_backends import forget_identities
-from suite.rig import default
 
 import dlbridge as bridge
+from backends.cuda.tests.cuda_support import python, slow, stream
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.extending import LOADED
 from dlbridge.protocol import ExportedMemory
 from dlbridge.testing.backend_base import open_files
+from tests.drivers.suite.rig import default
+from tests.support.known_backends import forget_identities
 
 VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
 

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_support import at, call, gate, memory, read
-from suite.rig import capture, default, drop, hold
 
 import dlbridge
+from backends.cuda.tests.cuda_support import at, call, gate, memory, read
 from dlbridge.kit import streams
 from dlbridge.protocol import Span
+from tests.drivers.suite.rig import capture, default, drop, hold
 
 N = 1 << 16
 NEW = b"n" * N

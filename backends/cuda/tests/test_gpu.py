@@ -6,10 +6,10 @@ driver. No GPU has run them yet.
 
 import numpy as np
 import pytest
-from cuda_support import memory, read, stream
-from gpu_peers import CYCLES, PEERS, N, Spin, check_gpu
 
 import dlbridge
+from backends.cuda.tests.cuda_support import memory, read, stream
+from backends.cuda.tests.gpu_peers import CYCLES, PEERS, N, Spin, check_gpu
 from dlbridge.protocol import Span
 
 pytestmark = pytest.mark.gpu
@@ -210,7 +210,7 @@ def test_work_on_a_cupy_stream_that_dies_first(gpu):
 
 def test_streams_can_be_asked_without_a_context(gpu):
     """`GPU.context_of` asks for a stream's context."""
-    from cuda_support import call, current, primary
+    from backends.cuda.tests.cuda_support import call, current, primary
 
     with stream() as own, current(primary(0)):
         assert int(call("cuStreamGetCtx", own)) == int(primary(0))

@@ -4,13 +4,13 @@ import ctypes
 
 import numpy as np
 import pytest
-from cuda_support import memory, python, slow, stream
-from suite.rig import drop, hold
-from threads import in_threads
 
 import dlbridge
+from backends.cuda.tests.cuda_support import memory, python, slow, stream
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Span
+from tests.drivers.suite.rig import drop, hold
+from tests.support.threads import in_threads
 
 
 def test_the_per_thread_stream_frees_after_every_threads_work(fake, cuda):
@@ -82,8 +82,8 @@ def test_a_rank_that_uses_gpu_1_makes_no_context_on_gpu_0(fake):
     """A context costs hundreds of MB, for each process that uses another GPU."""
     done = python("""
     import ctypes, numpy as np, dlbridge
-    from cuda_support import call
-    from cuda_support import primary
+    from backends.cuda.tests.cuda_support import call
+    from backends.cuda.tests.cuda_support import primary
     dlbridge.backend("cuda")
     call("cuCtxSetCurrent", primary(1))
     large = np.arange(1 << 20)
@@ -102,8 +102,8 @@ def test_an_import_by_the_array_interface_makes_no_context_on_gpu_0(fake, how):
     """In a thread without a context, the one of GPU 1 that somebody made answers."""
     done = python(f"""
     import dlbridge
-    from cuda_support import call
-    from threads import in_threads
+    from backends.cuda.tests.cuda_support import call
+    from tests.support.threads import in_threads
     dlbridge.backend("cuda")
     call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 1)))
     address = int(call("cuMemAlloc", 4096))
@@ -127,8 +127,8 @@ def test_a_label_of_gpu_0_makes_no_context_there(fake):
     """Of memory that is on GPU 1, where the only context is; and memory that there is not."""
     done = python("""
     import ctypes, dlbridge
-    from cuda_support import call
-    from threads import in_threads
+    from backends.cuda.tests.cuda_support import call
+    from tests.support.threads import in_threads
     cuda = dlbridge.backend("cuda")
     call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 1)))
     address = int(call("cuMemAlloc", 4096))

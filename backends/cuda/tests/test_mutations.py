@@ -1,22 +1,22 @@
 """Take out each wait of the kit and of this backend in turn, and see a test fail.
 
-A wait is a call that makes somebody wait, or notes who is to be waited for; `tests/support/mutate.py`
+A wait is a call that makes somebody wait, or notes who is to be waited for; `tests/support/without_a_wait.py`
 finds them in the source. The tests hold the other side back, so that a missing wait shows for
 certain. A crash or a hang shows it too.
 """
 
-import importlib.util
 import os
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
-from cuda_support import HERE
+
+from backends.cuda.tests.cuda_support import HERE
+from tests.support.without_a_wait import Mutation
 
 pytestmark = pytest.mark.exhaustive
 
-TOOLS = HERE.parents[2] / "tests" / "support"
 OWNERS = ("driver", "self.driver", "self._driver")
 WAITS = ["wait_event", "wait_for_event", "wait_for_stream", "wait_for_device", "record_event"]
 WAITS = [f"{owner}.{name}" for owner in OWNERS for name in WAITS]
@@ -107,34 +107,24 @@ ELSEWHERE = {
 SITES = [(package, site) for package, sites in SHOWN_BY.items() for site in sites]
 
 
-def load():
-    spec = importlib.util.spec_from_file_location("mutate", TOOLS / "mutate.py")
-    mutate = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = mutate  # where dataclasses look
-    spec.loader.exec_module(mutate)
-    return mutate
-
-
 @pytest.fixture(scope="module")
 def waits():
     """The waits of each package."""
-    mutate = load()
     success = {"self.call": "None", **{f"self.functions.{name}": "0" for name in FUNCTIONS}}
     success["self._has_passed"] = success["self._mark"] = "True"
     return {
-        "dlbridge.kit": mutate.Mutation("dlbridge.kit", WAITS, success),
-        "dlbridge_cuda": mutate.Mutation("dlbridge_cuda", DRIVER_WAITS, {}),
+        "dlbridge.kit": Mutation("dlbridge.kit", WAITS, success),
+        "dlbridge_cuda": Mutation("dlbridge_cuda", DRIVER_WAITS, {}),
     }
 
 
 def run(tests, mutation="", timeout=100):
     """pytest on *tests* of this folder, with one wait taken out; then some hang."""
-    paths = os.pathsep.join([str(TOOLS), os.environ.get("PYTHONPATH", "")])
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "mutate"]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "tests.support.without_a_wait"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, *(str(HERE / test) for test in tests)],
         cwd=HERE.parents[2],
-        env={**os.environ, "DLBRIDGE_MUTATION": mutation, "PYTHONPATH": paths},
+        env={**os.environ, "DLBRIDGE_MUTATION": mutation},
         capture_output=True,
         text=True,
         check=False,

@@ -3,9 +3,9 @@
 import sys
 
 import pytest
-from cuda_support import memory, read
 
 import dlbridge
+from backends.cuda.tests.cuda_support import memory, read
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray
 

@@ -1,14 +1,14 @@
 """Foreign contexts, and what is staged."""
 
 import pytest
-from cuda_support import own_context
 
+from backends.cuda.tests.cuda_support import own_context
 from dlbridge.errors import ExchangeError
 
 
 def test_memory_of_somebodys_own_context(cuda):
     """Our primary contexts cannot reach it: refused, and told what to do."""
-    from cuda_support import call
+    from backends.cuda.tests.cuda_support import call
 
     own = own_context()
     data = int(call("cuMemAlloc", 64))

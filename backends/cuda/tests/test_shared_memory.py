@@ -13,15 +13,14 @@ from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
-from cuda_support import HERE, slow, stream
-from scripts import run_script
-from suite.rig import DRIVERS
 
 import dlbridge as bridge
+from backends.cuda.tests.cuda_support import HERE, slow, stream
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.processes import blocks as shared_blocks
 from dlbridge.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.testing.backend_base import open_files
+from tests.support.scripts import run_script
 
 VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
 UNIT = 2 << 20
@@ -159,5 +158,5 @@ def test_a_driver_without_file_descriptors(cuda, fake):
 def test_two_processes(cuda, request, method):
     """Each writes what the other reads; memory of the other one outlives it."""
     simulated = int(request.config.dlbridge_fake is not None)
-    said = run_script(HERE / "two_processes.py", method, simulated, paths=(DRIVERS,))
+    said = run_script(HERE / "two_processes.py", method, simulated)
     assert said == "cuda:0 True\nTrue True\n0 True\n"

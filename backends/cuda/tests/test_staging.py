@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 import pytest
-from cuda_support import gate, memory, own_context, read, slow, stream
 
 import dlbridge
+from backends.cuda.tests.cuda_support import gate, memory, own_context, read, slow, stream
 from dlbridge.errors import DeviceError, DeviceMemoryError
 from dlbridge.kit import staging
 from dlbridge.kit.staging import DIRECT, PLAN, Plan, Stager
@@ -31,8 +31,9 @@ def plan(threads=2, chunk=CHUNK):
 @pytest.fixture
 def stager(cuda, request):
     """A stager of its own, with the context current as its callers have it."""
-    from cuda_support import current, primary
     from dlbridge_cuda.gpu import gpu
+
+    from backends.cuda.tests.cuda_support import current, primary
 
     with current(primary(0)):
         made = Stager(gpu, 0, getattr(request, "param", plan()))
@@ -200,7 +201,7 @@ def test_rings_are_used_again(fake, stager, cuda):
 
 def test_one_copy_does_not_wait_for_the_ring_of_another(stager, cuda):
     """The first stands in its stream behind work that ends only after the second."""
-    from cuda_support import current, primary
+    from backends.cuda.tests.cuda_support import current, primary
 
     source = content(20 * CHUNK)
     with (
@@ -340,7 +341,7 @@ def test_managed_memory_on_a_stream_of_another_gpu(cuda_managed, two_devices, mo
 
 def test_a_stream_of_somebodys_own_context(cuda, monkeypatch):
     """It may be gone tomorrow: no ring is made for it, and the driver copies."""
-    from cuda_support import call
+    from backends.cuda.tests.cuda_support import call
 
     monkeypatch.setattr(staging, "DIRECT", CHUNK)
     source = content(40 * CHUNK).tobytes()

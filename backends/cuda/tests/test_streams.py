@@ -1,11 +1,22 @@
 """Streams: what may be passed, and who waits for whom."""
 
 import pytest
-from cuda_support import Gate, WithProtocol, at, call, gate, memory, own_context, read, slow, stream
-from threads import in_threads
 
 import dlbridge
+from backends.cuda.tests.cuda_support import (
+    Gate,
+    WithProtocol,
+    at,
+    call,
+    gate,
+    memory,
+    own_context,
+    read,
+    slow,
+    stream,
+)
 from dlbridge.protocol import Span
+from tests.support.threads import in_threads
 
 N = 1 << 16
 NEW, OLD = b"n" * N, b"o" * N
@@ -37,7 +48,7 @@ def test_streams_of_cuda_python(cuda):
 
 def test_wait_for_a_stream_of_another_context(cuda):
     """Somebody's own context: its event is made there."""
-    from cuda_support import call, current
+    from backends.cuda.tests.cuda_support import call, current
 
     own = own_context()
     call("cuCtxPopCurrent")
@@ -105,8 +116,9 @@ def events_alive(fake):
 
 def test_events_of_a_context_that_may_go_are_not_kept(fake, cuda):
     """The next context may get its address; an event of the dead one is none of it."""
-    from cuda_support import call, primary
     from dlbridge_cuda.gpu import events
+
+    from backends.cuda.tests.cuda_support import call, primary
 
     kept = set(events._unused)
     own = own_context()

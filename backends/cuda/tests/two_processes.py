@@ -4,10 +4,11 @@ import multiprocessing
 import sys
 
 import numpy as np
-from suite.fixtures import build
+
+from tests.drivers import build
 
 if sys.argv[2:] == ["1"]:
-    build().load("cuda")  # before anybody looks for a libcuda
+    build.load("cuda")  # before anybody looks for a libcuda
 
 import dlbridge as bridge
 

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[2] / "tests" / "support")]
-
-from expected import backend_or_skip, expected  # noqa: E402 - found by the line above
-from frozen import older_objects_are_frozen  # noqa: E402, F401 - for pytest to find
-from nightly import pytest_itemcollected  # noqa: E402, F401 - for pytest to find
-from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
-from working import leave_out  # noqa: E402
+from tests.support.expected_parts import backend_or_skip, expected
+from tests.support.frozen_objects import older_objects_are_frozen  # noqa: F401 - for pytest to find
+from tests.support.nightly_parts import pytest_itemcollected  # noqa: F401 - for pytest to find
+from tests.support.not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
+from tests.support.working_drivers import leave_out
 
 _runtime = Path(sys.prefix) / "lib" / "libintelocl.so"
 if _runtime.exists():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dpctl
 import dpctl.memory
-from late import late_copy
 
+from backends.oneapi.tests.late import late_copy
 from dlbridge.testing import BackendTests
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pages import run_examples
+from tests.support.pages import run_examples
 
 PAGE = Path(__file__).parents[3] / "docs" / "oneapi.md"
 

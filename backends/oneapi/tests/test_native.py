@@ -7,12 +7,12 @@ import dpctl.memory
 import numpy as np
 import pytest
 import torch
-from agreement import disagreements
-from late import Described, memory_of, numbers_in
 
 import dlbridge as bridge
+from backends.oneapi.tests.late import Described, memory_of, numbers_in
 from dlbridge.errors import DeviceError, ExchangeError
 from dlbridge.protocol import NativeArray
+from tests.support.agreement import disagreements
 
 KINDS = {
     "device": dpctl.memory.MemoryUSMDevice,

@@ -1,22 +1,20 @@
 """Processes that import, end, and fork; and machines that lack something."""
 
 import sys
-from pathlib import Path
 
 import pytest
-from late import late_copy
-from scripts import run_script
 
+from backends.oneapi.tests.late import late_copy
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Span
+from tests.support.scripts import run_script
 
-HERE = Path(__file__).parent
 START = "import os, sys, gc\nimport numpy as np, dlbridge as bridge\n"
 
 
 def script(code, **environment):
     """What *code* prints in a process of its own, which ends without noise."""
-    return run_script(START + code, env=environment, paths=(HERE,), silent=True)
+    return run_script(START + code, env=environment, silent=True)
 
 
 def test_memory_of_dpctl_names_its_backend(oneapi):
@@ -43,8 +41,8 @@ TURNS = [0, *(pytest.param(turn, marks=pytest.mark.exhaustive) for turn in (1, 2
 
 LATE = """
 import dpctl
-from late import late_copy
-from scripts import run_script
+from backends.oneapi.tests.late import late_copy
+from tests.support.scripts import run_script
 queue = dpctl.SyclQueue(bridge.backend('oneapi').devices[0], property='in_order')
 tensor = bridge.to_device(np.arange(1000, dtype='u4'), 'oneapi:0', copy=True)
 with bridge.use_stream('oneapi:0', queue):

@@ -6,9 +6,9 @@ import dpctl
 import dpctl.memory
 import numpy as np
 import pytest
-from late import Described, late_copy, memory_of, numbers_in
 
 import dlbridge as bridge
+from backends.oneapi.tests.late import Described, late_copy, memory_of, numbers_in
 from dlbridge.errors import DeviceError
 
 SHORT = 20_000_000

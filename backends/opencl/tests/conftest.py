@@ -6,26 +6,21 @@ import ctypes
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from backends.opencl.tests.spin import kernels_in
 from dlbridge.protocol import Span
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "support"))
-
-import peers
-from expected import backend_or_skip, lacking
-from folders import new_folder, pytest_sessionfinish  # noqa: F401 - for pytest to find
-from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
-from not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
-from scripts import run_script
-from spin import kernels_in
-from working import leave_out
+from tests.support import peers
+from tests.support.expected_parts import backend_or_skip, lacking
+from tests.support.frozen_objects import older_objects_are_frozen  # noqa: F401 - for pytest to find
+from tests.support.not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
+from tests.support.scripts import run_script
+from tests.support.temporary_folders import new_folder, pytest_sessionfinish  # noqa: F401 - for pytest to find
+from tests.support.working_drivers import leave_out
 
 HERE = Path(__file__).resolve().parent
 LAYERS = "OPENCL_LAYERS"
@@ -85,7 +80,7 @@ def script(layer, simulated):
 
     def run(code, timeout=600, **switches):
         environment = {f"LAYER_{name}": str(value) for name, value in switches.items()}
-        return run_script(code, timeout=timeout, env=environment, paths=(HERE,))
+        return run_script(code, timeout=timeout, env=environment)
 
     return run
 

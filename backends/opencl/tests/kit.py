@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import numpy as np
-from spin import SPIN
 
 import dlbridge
+from backends.opencl.tests.spin import SPIN
 from dlbridge.testing.backend_copy import CopyTests
 from dlbridge.testing.backend_host import HostTests
 from dlbridge.testing.backend_leaks import LeakTests

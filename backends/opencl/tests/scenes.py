@@ -295,7 +295,8 @@ def strided_copies_between_contexts():
 def host_views_of_one_tensor_in_several_threads():
     """PoCL crashes if two threads map and unmap one buffer at once."""
     from dlbridge_opencl import views as inside
-    from threads import in_threads
+
+    from tests.support.threads import in_threads
 
     sys.setswitchinterval(1e-6)
     t = bridge.to_device(np.arange(4096.0), "opencl:0", copy=True)
@@ -314,7 +315,7 @@ def host_views_of_one_tensor_in_several_threads():
 
 @scene(shared=True)
 def a_ctrl_c_loses_no_imported_memory():
-    from interrupted import interrupted
+    from tests.support.interrupted import interrupted
 
     host = bridge.empty(4096, "uint8").numpy()
     sys.unraisablehook = lambda _: None  # what a handler raises in a finalizer
@@ -331,7 +332,8 @@ def a_ctrl_c_loses_no_imported_memory():
 def views_while_a_handler_raises():
     """The list of what is mapped, the buffer, and a view of it that stays, in a list."""
     from dlbridge_opencl import memory, views
-    from interrupted import interrupted
+
+    from tests.support.interrupted import interrupted
 
     t = bridge.to_device(np.arange(3000), "opencl:0", copy=True)
     bridge.to_device(t, "cpu", like="numpy", copy=False)

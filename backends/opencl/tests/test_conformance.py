@@ -1,7 +1,6 @@
 """The conformance kit on this machine's first OpenCL device."""
 
-from kit import OpenCLKit
-
+from backends.opencl.tests.kit import OpenCLKit
 from dlbridge.testing import BackendTests
 
 

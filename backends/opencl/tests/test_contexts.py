@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyopencl as cl
 import pytest
 from dlbridge_opencl import use_context
-from scripts import run_script
 
 from dlbridge.protocol import Span
+from tests.support.scripts import run_script
 
 # In a process of its own: a context is chosen for good.
 OWN = """

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pages import run_examples
+
+from tests.support.pages import run_examples
 
 PAGE = Path(__file__).parents[3] / "docs" / "opencl.md"
 

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from expected import lacking
+
+from tests.support.expected_parts import lacking
 
 pytestmark = pytest.mark.exhaustive  # the same tests once more, on each other driver
 

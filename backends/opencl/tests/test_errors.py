@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import subprocess
-from pathlib import Path
 
 import pyopencl as cl
 import pytest
 from dlbridge_opencl.driver import translated
-from scripts import run_script
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Span
+from tests.support.scripts import run_script
 
-PATHS = (Path(__file__).parent,)
 TRY = """
 import os
 os.environ["DLBRIDGE_BACKENDS"] = "opencl"  # where the tests leave a failing driver out, too
@@ -142,7 +140,7 @@ EXIT = """
 import numpy as np, pyopencl as cl
 from dlbridge import backend
 from dlbridge.protocol import Span
-from spin import SPIN
+from backends.opencl.tests.spin import SPIN
 
 opencl = backend("opencl")
 turns = 20_000 if opencl.device_info(0)["platform"] == "Oclgrind" else 50_000_000
@@ -161,10 +159,7 @@ def test_the_work_ends_before_the_process(simulated):
     look = "import atexit; atexit.register(lambda: print(event.command_execution_status))\n"
     patient = "import dlbridge.kit.gate as ending; ending.PATIENCE = 1000\n"
     launch = "event = kernel.spin(queue, (1,), None, out, np.uint32(turns)); queue.flush()"
-    assert (
-        run_script(look + EXIT + patient + launch, paths=PATHS)
-        == f"{cl.command_execution_status.COMPLETE}\n"
-    )
+    assert run_script(look + EXIT + patient + launch) == f"{cl.command_execution_status.COMPLETE}\n"
 
 
 def test_the_process_ends_though_the_work_does_not(simulated):
@@ -172,9 +167,7 @@ def test_the_process_ends_though_the_work_does_not(simulated):
         pytest.skip("Oclgrind works in the callers' threads alone")
     impatient = "import dlbridge.kit.gate as ending; ending.PATIENCE = 0.1\n"
     never = "gate = cl.UserEvent(queue.context); cl.enqueue_barrier(queue, wait_for=[gate])"
-    ends_though_the_work_does_not(
-        lambda: run_script(EXIT + impatient + never, timeout=100, paths=PATHS)
-    )
+    ends_though_the_work_does_not(lambda: run_script(EXIT + impatient + never, timeout=100))
 
 
 def ends_though_the_work_does_not(run):

@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import pytest
 from dlbridge_opencl import copies, devices
-from scripts import run_script
 
 import dlbridge as bridge
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Span
+from tests.support.scripts import run_script
 
 N = 4096
 

@@ -8,12 +8,12 @@ import numpy as np
 import pyopencl as cl
 import pyopencl.array
 import pytest
-from scripts import run_script
 
 import dlbridge as bridge
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray, Span
 from dlbridge.testing import side
+from tests.support.scripts import run_script
 
 
 def contents(opencl, array, nbytes):

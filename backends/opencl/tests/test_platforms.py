@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from kit import OpenCLKit
 
+from backends.opencl.tests.kit import OpenCLKit
 from dlbridge.testing.backend_host import HostTests
 from dlbridge.testing.backend_moves import ExchangeTests, MoveTests
 from dlbridge.testing.backend_overlaps import OverlapTests

@@ -6,9 +6,9 @@ import sys
 
 import pyopencl as cl
 import pytest
-from threads import in_threads
 
 from dlbridge.protocol import Span
+from tests.support.threads import in_threads
 
 N = 4096
 

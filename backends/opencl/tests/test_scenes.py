@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from scenes import SCENES
+
+from backends.opencl.tests.scenes import SCENES
 
 HERE = Path(__file__).parent
 
@@ -12,4 +13,7 @@ HERE = Path(__file__).parent
 def test_scene(script, request, name):
     if SCENES[name].shared:
         request.getfixturevalue("shared")
-    script(f"from scenes import SCENES; SCENES[{name!r}].play()", **SCENES[name].switches)
+    script(
+        f"from backends.opencl.tests.scenes import SCENES; SCENES[{name!r}].play()",
+        **SCENES[name].switches,
+    )

@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 import pyopencl as cl
-from threads import in_threads
 
 import dlbridge as bridge
 from dlbridge.protocol import Span
+from tests.support.threads import in_threads
 
 
 def test_a_view_that_waits_does_not_lock_out_others(opencl, make, kernels, gate, context, shared):

@@ -6,25 +6,19 @@ steer the simulated driver (by the fixture `fake`).
 """
 
 import ctypes
-import sys
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
-TESTS = HERE.parents[2] / "tests"
-sys.path[:0] = map(str, (HERE, TESTS / "drivers", TESTS / "support"))  # for rocm_support, suite
-pytest.register_assert_rewrite("suite")  # and all of its modules
+pytest.register_assert_rewrite("tests.drivers.suite")  # and all of its modules
 
-from folders import pytest_sessionfinish  # noqa: E402, F401 - for pytest to find
-from nightly import pytest_itemcollected  # noqa: E402, F401 - for pytest to find
-from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
-from rocm_support import RocmRig  # noqa: E402
-from suite import (  # noqa: E402
-    fixtures,
+from backends.rocm.tests.rocm_support import RocmRig  # noqa: E402
+from tests.drivers import build  # noqa: E402
+from tests.drivers.suite import (  # noqa: E402
     rig as rigs,
 )
-from suite.fixtures import (  # noqa: E402, F401 - for pytest to find
+from tests.drivers.suite.fixtures import (  # noqa: E402, F401 - for pytest to find
     backend_or_skip,
     device,
     expected,
@@ -39,6 +33,9 @@ from suite.fixtures import (  # noqa: E402, F401 - for pytest to find
     pytest_pycollect_makeitem,
     two_devices,
 )
+from tests.support.nightly_parts import pytest_itemcollected  # noqa: E402, F401 - for pytest to find
+from tests.support.not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
+from tests.support.temporary_folders import pytest_sessionfinish  # noqa: E402, F401 - for pytest to find
 
 rigs.use(RocmRig())
 
@@ -70,7 +67,6 @@ def real(config):
 
 def load_simulated(real):
     """The shim, over the simulated driver or a real one; None without gcc, or on AMD hardware."""
-    build = fixtures.build()
     if real == "amd" or (build.compiler() is None and not expected("rocm")):
         return None
     cuda = None if real else build.load("cuda")

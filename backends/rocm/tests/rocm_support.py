@@ -6,11 +6,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar
 
-from suite import rig
-from suite.rig import gate, memory, python, read, slow, stream, write
-
 from dlbridge.errors import DeviceError, DeviceLost, DeviceMemoryError, ExchangeError
 from dlbridge.kit.status import CaptureError, StreamGoneError
+from tests.drivers.suite import rig
+from tests.drivers.suite.rig import gate, memory, python, read, slow, stream, write
 
 __all__ = [
     "HERE",

@@ -1,7 +1,7 @@
 """Graph capture as HIP's versions differ in it."""
 
-from rocm_support import stream
-from suite.rig import BLOCKING, capture, drop, hold
+from backends.rocm.tests.rocm_support import stream
+from tests.drivers.suite.rig import BLOCKING, capture, drop, hold
 
 
 def test_a_free_beside_a_blocking_capture_is_not_lost(fake, rocm, mode):

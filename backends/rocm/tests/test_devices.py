@@ -1,9 +1,9 @@
 """Names and descriptions of devices."""
 
 import pytest
-from suite.rig import rig
 
 from dlbridge.errors import DeviceError
+from tests.drivers.suite.rig import rig
 
 HOST_MEMORY_SHARED = 18  # CUdevice_attribute INTEGRATED, below the shim
 

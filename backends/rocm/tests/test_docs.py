@@ -3,8 +3,9 @@
 import re
 
 import pytest
-from pages import run_examples, with_reference
-from rocm_support import HERE
+
+from backends.rocm.tests.rocm_support import HERE
+from tests.support.pages import run_examples, with_reference
 
 PAGE = HERE.parents[2] / "docs" / "rocm.md"
 

@@ -1,6 +1,6 @@
 """The conformance kit for each name, at every pace of the simulated driver."""
 
-from suite.conformance import Delayed, SecondDevice, Strict
+from tests.drivers.suite.conformance import Delayed, SecondDevice, Strict
 
 
 class TestROCM(Delayed):

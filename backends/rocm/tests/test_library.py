@@ -8,9 +8,10 @@ import sys
 import types
 
 import pytest
-from expected import lacking
-from rocm_support import python
-from suite.rig import refusals
+
+from backends.rocm.tests.rocm_support import python
+from tests.drivers.suite.rig import refusals
+from tests.support.expected_parts import lacking
 
 NO_LIBRARY = """
 from dlbridge_rocm import library
@@ -91,9 +92,9 @@ def test_rocm_path(fake, tmp_path):
     """A runtime that only ROCM_PATH leads to."""
     done = python(
         """
-    build().load("cuda")
+    build.load("cuda")
     os.mkdir(os.environ["ROCM_PATH"] + "/lib")
-    os.symlink(build().library("hip"), os.environ["ROCM_PATH"] + "/lib/libamdhip64.so")
+    os.symlink(build.library("hip"), os.environ["ROCM_PATH"] + "/lib/libamdhip64.so")
     import dlbridge
     print(dlbridge.backend("rocm").device_count())
     """,

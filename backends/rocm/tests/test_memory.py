@@ -4,12 +4,12 @@ import mmap
 
 import numpy as np
 import pytest
-from rocm_support import gate, memory, read, stream
-from suite.rig import capture, drop, hold
 
 import dlbridge
+from backends.rocm.tests.rocm_support import gate, memory, read, stream
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Span
+from tests.drivers.suite.rig import capture, drop, hold
 
 
 def test_arrays_are_refused(fake, rocm):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from dlbridge_rocm import gpu, library
-from expected import lacking
 
 from dlbridge.kit import driver
+from tests.support.expected_parts import lacking
 
 PACKAGE = Path(library.__file__).parent
 TABLE = library.FUNCTIONS

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from rocm_support import gate, memory, read, stream
-from suite.rig import of_library
 
 import dlbridge
+from backends.rocm.tests.rocm_support import gate, memory, read, stream
 from dlbridge.errors import DeviceError
 from dlbridge.protocol import Span
+from tests.drivers.suite.rig import of_library
 
 N = 1 << 16
 NEW, OLD = b"n" * N, b"o" * N

@@ -4,9 +4,9 @@ import ctypes
 
 import numpy as np
 import pytest
-from rocm_support import memory, read, stream
 
 import dlbridge
+from backends.rocm.tests.rocm_support import memory, read, stream
 from dlbridge.errors import DeviceError, ExchangeError
 
 VERSIONS = [(5, 2), (6, 1), (7, 0)]
@@ -60,7 +60,8 @@ def test_the_numbers_do_differ(fake, rocm):
 
 def test_managed_memory(version, rocm):
     from dlbridge_rocm.gpu import gpu
-    from rocm_support import current, hip
+
+    from backends.rocm.tests.rocm_support import current, hip
 
     data = ctypes.c_void_p()
     with current(0):

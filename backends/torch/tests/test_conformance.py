@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 
-import late_device
 import torch
 
+from backends.torch.tests import late_device
 from dlbridge.testing import BackendTests
-
-HERE = Path(__file__).parent
 
 
 class TestTorch(BackendTests):
     name = "torch-late"
     max_nbytes = 8 << 20
     unknown_stream = 12345
-    child_setup = (
-        f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
-        "import late_device; late_device.defer_signals()"
-    )
+    child_setup = "from backends.torch.tests import late_device; late_device.defer_signals()"
 
     def make_stream(self, backend, device_id):
         return late_device.Stream(device_id)

@@ -7,12 +7,12 @@ import gc
 import numpy as np
 import pytest
 import torch
-from agreement import disagreements
-from peers import peer
 
 import dlbridge as bridge
 from dlbridge import ffi
 from dlbridge.errors import ExchangeError
+from tests.support.agreement import disagreements
+from tests.support.peers import peer
 
 ONE = "torch-late:1"
 DTYPES = ["uint8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "bool"]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from scripts import run_script
 
-HERE = Path(__file__).parent
+from tests.support.scripts import run_script
 
 
 def test_torch_is_not_imported_before_a_device_of_it_is_named():
@@ -57,8 +55,10 @@ def vendor(tmp_path):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-late\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[torch.backends]\nlate = torch_late:load\n")
-    (tmp_path / "torch_late.py").write_text("def load():\n    import late_device\n")
-    paths = os.pathsep.join([str(tmp_path), str(HERE), os.environ.get("PYTHONPATH", "")])
+    (tmp_path / "torch_late.py").write_text(
+        "def load():\n    from backends.torch.tests import late_device\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": paths, "DLBRIDGE_BACKENDS": "cpu,torch-"}
 
 

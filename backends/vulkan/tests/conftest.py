@@ -11,26 +11,22 @@ import os
 import shutil
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import cffi
 import pytest
 
+from backends.vulkan.tests.held_buffers import allocate, free
 from dlbridge.protocol import Span
+from tests.support.expected_parts import backend_or_skip, lacking
+from tests.support.frozen_objects import older_objects_are_frozen  # noqa: F401 - for pytest to find
+from tests.support.nightly_parts import pytest_itemcollected  # noqa: F401 - for pytest to find
+from tests.support.not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
+from tests.support.scripts import finished
+from tests.support.temporary_folders import new_folder, pytest_sessionfinish  # noqa: F401 - for pytest to find
+from tests.support.working_drivers import leave_out
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[2] / "tests" / "support")]
-
-from expected import backend_or_skip, lacking  # noqa: E402 - found by that
-from folders import new_folder, pytest_sessionfinish  # noqa: E402, F401 - for pytest to find
-from frozen import older_objects_are_frozen  # noqa: E402, F401 - for pytest to find
-from held_buffers import allocate, free  # noqa: E402
-from nightly import pytest_itemcollected  # noqa: E402, F401 - for pytest to find
-from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
-from scripts import finished  # noqa: E402
-from working import leave_out  # noqa: E402
-
 TEMPORARY = new_folder("vulkan")
 LOG = Path(TEMPORARY) / "validation.txt"
 
@@ -55,6 +51,8 @@ VALIDATION = {
 OPEN = """
 import pathlib, sys
 from dlbridge_vulkan.instance import create_instance
+
+HERE = Path(__file__).resolve().parent
 instance, maps = create_instance(), pathlib.Path("/proc/self/maps")
 sys.exit(maps.exists() and "validation" not in maps.read_text())
 """
@@ -62,7 +60,7 @@ sys.exit(maps.exists() and "validation" not in maps.read_text())
 
 def run(code: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run *code* in a new process, whose crash is then only its own."""
-    return finished(code, *arguments, paths=(HERE,), env=environment)
+    return finished(code, *arguments, env=environment)
 
 
 def swiftshader() -> Path | None:

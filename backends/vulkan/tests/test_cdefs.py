@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from dlbridge_vulkan.library import _structure_type, ffi, load
-from expected import lacking
+
+from tests.support.expected_parts import lacking
 
 CDEFS = Path(__file__).resolve().parents[1] / "cdefs"
 HEADER = (CDEFS / "vulkan.h").read_text()

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from dlbridge_vulkan.compute import SETS
 from dlbridge_vulkan.instance import features
-from expected import lacking
 
 from dlbridge.diagnosis import kernels
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+from tests.support.expected_parts import lacking
 
 HERE = Path(__file__).parent
 SOURCES = [

@@ -5,8 +5,8 @@ from typing import ClassVar
 import pytest
 from dlbridge_vulkan import Vulkan
 from dlbridge_vulkan.library import load
-from held_buffers import allocate, free
 
+from backends.vulkan.tests.held_buffers import allocate, free
 from dlbridge.testing import BackendTests
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from dlbridge_vulkan import copies
 from dlbridge_vulkan.device import CHUNK
-from held_buffers import allocate, free, read, write
 
+from backends.vulkan.tests.held_buffers import allocate, free, read, write
 from dlbridge.protocol import Region, Span
 from dlbridge.testing import side
 

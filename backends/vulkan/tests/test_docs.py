@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from pages import run_examples, with_reference
+
+from tests.support.pages import run_examples, with_reference
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[2] / "docs" / "vulkan.md"

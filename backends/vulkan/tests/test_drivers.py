@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from dlbridge_vulkan import instance as instances, library
 from dlbridge_vulkan.instance import compute_family
-from held_buffers import allocate, free, import_host, read, write
 
 import dlbridge as bridge
+from backends.vulkan.tests.held_buffers import allocate, free, import_host, read, write
 from dlbridge.errors import BackendUnavailable, DeviceMemoryError, ExchangeError
 from dlbridge.extending import LOADED
 from dlbridge.protocol import Region, Span

@@ -13,7 +13,7 @@ import gc, os, struct, threading, time
 from dlbridge.errors import DeviceError
 from dlbridge.protocol import Span
 import dlbridge as bridge
-from held_buffers import allocate, free, import_host
+from backends.vulkan.tests.held_buffers import allocate, free, import_host
 backend = bridge.backend("vulkan")
 data = allocate(backend, 0, 4, 4, 0)
 kernel = backend.kernel(open({SPIRV!r}, "rb").read(), buffers=1, push_nbytes=12)

@@ -6,8 +6,8 @@ import os
 import pytest
 from dlbridge_vulkan import devices
 from dlbridge_vulkan.library import constant
-from held_buffers import allocate, free, write
 
+from backends.vulkan.tests.held_buffers import allocate, free, write
 from dlbridge.errors import DeviceError, ExchangeError
 
 
@@ -107,7 +107,7 @@ def test_what_a_driver_says_of_such_buffers(exporting, monkeypatch, features, sa
 def test_the_environment_asks_for_it(run_python):
     code = """
 import dlbridge as bridge
-from held_buffers import allocate, allocate_exportable, free
+from backends.vulkan.tests.held_buffers import allocate, allocate_exportable, free
 vulkan = bridge.backend("vulkan")
 data = allocate(vulkan, 0, 64, 4, 0)
 print(vulkan.memory_export_refusal(0, data))

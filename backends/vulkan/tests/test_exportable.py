@@ -5,8 +5,8 @@ import gc
 import pytest
 from dlbridge_vulkan import Vulkan
 from dlbridge_vulkan.devices import ADOPTED
-from held_buffers import allocate, allocate_exportable, free, import_memory
 
+from backends.vulkan.tests.held_buffers import allocate, allocate_exportable, free, import_memory
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
 from dlbridge.protocol import Span
 from dlbridge.testing.backend_base import open_files

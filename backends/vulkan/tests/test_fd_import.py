@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from dlbridge_vulkan import Vulkan, shared
 from dlbridge_vulkan.memory import Block
-from held_buffers import allocate, free, import_memory
-from interrupted import at_each_step
-from known_backends import forget_identities, replace_backend
 
 import dlbridge as bridge
+from backends.vulkan.tests.held_buffers import allocate, free, import_memory
 from dlbridge.errors import Error, ExchangeError
 from dlbridge.extending import LOADED
 from dlbridge.protocol import ExportedMemory
 from dlbridge.testing.backend_base import open_files
+from tests.support.interrupted import at_each_step
+from tests.support.known_backends import forget_identities, replace_backend
 
 OTHER = "vulkan_of_another_driver"
 VALUES = np.arange(3000, dtype="i4").reshape(30, 100)

@@ -5,8 +5,8 @@ import mmap
 import numpy as np
 import pytest
 from dlbridge_vulkan import shared
-from held_buffers import free, import_host
 
+from backends.vulkan.tests.held_buffers import free, import_host
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Span
 

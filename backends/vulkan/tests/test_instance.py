@@ -6,8 +6,8 @@ import json
 import pytest
 from dlbridge_vulkan import instance as instances, library
 from dlbridge_vulkan.instance import KINDS
-from held_buffers import Loader, allocate, free
 
+from backends.vulkan.tests.held_buffers import Loader, allocate, free
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError
 
 

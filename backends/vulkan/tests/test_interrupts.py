@@ -9,15 +9,14 @@ import os
 from pathlib import Path
 
 import pytest
-from scripts import run_script
 
-HERE = Path(__file__).resolve().parent
+from tests.support.scripts import run_script
 
 START = """
 import faulthandler, gc, mmap, os, random, signal, struct, sys, threading, time
 import numpy as np
 from dlbridge_vulkan import Vulkan
-from held_buffers import HELD, allocate, free, import_host
+from backends.vulkan.tests.held_buffers import HELD, allocate, free, import_host
 from dlbridge.protocol import Region, Span
 faulthandler.dump_traceback_later({patience}, exit=True)
 sys.setswitchinterval(1e-5)
@@ -94,7 +93,7 @@ def finish():
 """
 
 INTERRUPTED = """
-from interrupted import interrupted
+from tests.support.interrupted import interrupted
 def report(unraisable):  # Python's way where a handler raises in a destructor
     if unraisable.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(unraisable)
@@ -139,7 +138,7 @@ operations.remove(large)
 operations.remove(opened)
 gc.collect(); gc.freeze()
 gc.set_threshold(7)
-from threads import in_threads
+from tests.support.threads import in_threads
 failed += in_threads(work, {threads})
 gc.set_threshold(700)
 gc.collect()
@@ -152,9 +151,9 @@ print("done", failed[:3])
 
 def storm(code, patience=600, **values):
     """Run *code*; its last line, or what went wrong."""
-    spirv = str(HERE / "shaders" / "scale.spv")
+    spirv = str(Path(__file__).with_name("shaders") / "scale.spv")
     text = (START + code).format(spirv=spirv, patience=patience, **values)
-    said = run_script(text, timeout=patience + 60, paths=(HERE,), silent=True)
+    said = run_script(text, timeout=patience + 60, silent=True)
     return said.split("\n")[-2]
 
 

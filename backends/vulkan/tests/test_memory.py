@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from dlbridge_vulkan import Vulkan, device
 from dlbridge_vulkan.memory import Block, DeviceMemory
-from held_buffers import Loader, allocate, free
 
+from backends.vulkan.tests.held_buffers import Loader, allocate, free
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.kit.resources import Resources
 from dlbridge.protocol import Span

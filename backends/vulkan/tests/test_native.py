@@ -9,9 +9,9 @@ import pytest
 from dlbridge_vulkan import Vulkan, VulkanArray
 from dlbridge_vulkan.device import MAGIC
 from dlbridge_vulkan.library import ffi, handle, load, struct as vk
-from held_buffers import Loader, allocate, free, read, write
 
 import dlbridge as bridge
+from backends.vulkan.tests.held_buffers import Loader, allocate, free, read, write
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Span
 

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 from dlbridge_vulkan.library import STATUS, check, ffi
-from held_buffers import Loader, free, import_host
 
+from backends.vulkan.tests.held_buffers import Loader, free, import_host
 from dlbridge.errors import DeviceError, DeviceMemoryError
 from dlbridge.protocol import Span
 

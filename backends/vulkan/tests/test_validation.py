@@ -1,7 +1,8 @@
 """The validation layer watches the whole suite; here, that it does."""
 
 import pytest
-from expected import lacking
+
+from tests.support.expected_parts import lacking
 
 MISUSE = """
 from dlbridge_vulkan import Vulkan

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "support"))
-
-import peers
-from expected import backend_or_skip
-from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
-from not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
-from working import leave_out
+from tests.support import peers
+from tests.support.expected_parts import backend_or_skip
+from tests.support.frozen_objects import older_objects_are_frozen  # noqa: F401 - for pytest to find
+from tests.support.not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
+from tests.support.working_drivers import leave_out
 
 
 def pytest_configure():

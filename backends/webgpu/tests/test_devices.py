@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from dlbridge_webgpu import WebGPU
 from dlbridge_webgpu.devices import one_per_gpu
-from scripts import run_script
 
 import dlbridge as bridge
 from dlbridge.errors import BackendUnavailable, DeviceLost
 from dlbridge.protocol import Span
+from tests.support.scripts import run_script
 
 
 def adapter(api, name, kind="DiscreteGPU"):

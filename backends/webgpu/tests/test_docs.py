@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pages import programs, with_reference
-from scripts import run_script
+from tests.support.pages import programs, with_reference
+from tests.support.scripts import run_script
 
 PAGE = Path(__file__).parents[3] / "docs" / "webgpu.md"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from scripts import finished
+
+from tests.support.scripts import finished
 
 START = """
 import sys

@@ -7,15 +7,15 @@ import threading
 
 import numpy as np
 import pytest
-from scripts import run_script
 
 import dlbridge as bridge
+from tests.support.scripts import run_script
 
 STORM = """
 import random, sys
 import numpy as np
 import dlbridge as bridge
-from interrupted import Alarm, interrupted
+from tests.support.interrupted import Alarm, interrupted
 
 x = np.arange(10_000, dtype="float32")
 tensor = bridge.to_device(x, "webgpu:0")

@@ -7,10 +7,10 @@ import gc
 import numpy as np
 import pytest
 from dlbridge_webgpu import WebGPUArray
-from scripts import run_script
 
 import dlbridge as bridge
 from dlbridge.errors import ExchangeError
+from tests.support.scripts import run_script
 
 TWICE = """
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;

@@ -9,11 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
-from expected import compiler_or_skip
-from peers import peer
-from scripts import finished, run_script
 
 from dlbridge.abi import ffi
+from tests.support.expected_parts import compiler_or_skip
+from tests.support.peers import peer
+from tests.support.scripts import finished, run_script
 
 ROOT = Path(__file__).resolve().parents[3]
 # The headers that the committed declarations were made from.

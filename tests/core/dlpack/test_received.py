@@ -9,10 +9,10 @@ import ctypes
 import gc
 
 import pytest
-from raw_producer import Producer
 
 import dlbridge
 from dlbridge.abi import Received, ffi, raise_when_dropped
+from tests.support.raw_producer import Producer
 
 
 class Struck(Exception):

@@ -23,12 +23,9 @@ from functools import cache
 from math import prod
 from pathlib import Path
 
-import arrow_structs
 import numpy as np
 import tvm_ffi
 from hypothesis import HealthCheck, given, seed, settings, strategies as st
-from raw_producer import Producer, address, deleted_twice, new_capsule
-from table_calls import wrapped
 
 import dlbridge
 import dlbridge.ffi
@@ -40,6 +37,9 @@ from dlbridge.core.values.dtypes import check_numbers
 from dlbridge.core.values.layout import reach
 from dlbridge.extending import MAX_NBYTES
 from dlbridge.interop.array_interfaces import parse
+from tests.support import arrow_structs
+from tests.support.raw_producer import Producer, address, deleted_twice, new_capsule
+from tests.support.table_calls import wrapped
 
 REFUSALS = (BufferError, TypeError, ValueError)
 

@@ -14,13 +14,6 @@ import weakref
 
 import numpy as np
 import pytest
-from harness import load
-from interrupted import Alarm, handled
-from peers import peer
-from raw_producer import Producer, address, new_capsule, pointer_in
-from scripts import run_script
-from stream_backend import Streams, installed
-from table_calls import delete_managed, wrapped
 
 import dlbridge
 from dlbridge.abi import (
@@ -33,6 +26,13 @@ from dlbridge.abi import (
     table_of,
 )
 from dlbridge.core.interfaces import own_table as table
+from tests.support.harness import load
+from tests.support.interrupted import Alarm, handled
+from tests.support.peers import peer
+from tests.support.raw_producer import Producer, address, new_capsule, pointer_in
+from tests.support.scripts import run_script
+from tests.support.stream_backend import Streams, installed
+from tests.support.table_calls import delete_managed, wrapped
 
 FLOATS = np.arange(6, dtype="float32")
 TABLE = ffi.cast("DLPackExchangeAPI *", pointer_in(dlbridge.Tensor.__dlpack_c_exchange_api__))
@@ -418,7 +418,7 @@ import ctypes
 import numpy as np
 import dlbridge
 from dlbridge.abi import TABLE_NAMES, ffi, table_of
-from raw_producer import new_capsule, pointer_in
+from tests.support.raw_producer import new_capsule, pointer_in
 
 OURS = ffi.cast("DLPackExchangeAPI *", pointer_in(dlbridge.Tensor.__dlpack_c_exchange_api__))
 FUNCTIONS = [name for name, _ in ffi.typeof(OURS[0]).fields if name != "header"]
@@ -470,7 +470,7 @@ assert table_of(type("Right", (), {TABLE_NAMES[0]: address(chain)})).address == 
 
 def test_tables_that_lie():  # X12
     """Rings of tables hung with the GIL held, and numbers that are no addresses crashed."""
-    run_script(LIES, imported=("numpy", "whole_core"), timeout=60)
+    run_script(LIES, imported=("numpy", "tests.support.whole_core"), timeout=60)
 
 
 def test_a_table_that_fails_without_an_error():  # X14

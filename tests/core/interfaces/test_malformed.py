@@ -8,8 +8,8 @@ import ast
 import os
 from pathlib import Path
 
-from peers import peer
-from scripts import finished
+from tests.support.peers import peer
+from tests.support.scripts import finished
 
 SECONDS = os.environ.get("DLBRIDGE_FUZZ_SECONDS", "5")
 

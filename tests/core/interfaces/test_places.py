@@ -6,10 +6,10 @@ import array
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
-from peers import peer
 
 import dlbridge as bridge
+from tests.support.expected_parts import backend_or_skip
+from tests.support.peers import peer
 
 ON_THE_CPU = {
     "numpy": lambda: np.ones(3),
@@ -46,7 +46,7 @@ def test_on_a_device(device):
 @pytest.mark.parametrize("kind", [1, 2, 3, 8, 9, 99])
 def test_the_device_of_a_producer(kind):
     """Also one that no backend here serves."""
-    from raw_producer import Producer
+    from tests.support.raw_producer import Producer
 
     found = bridge.device_of(Producer(device=(kind, 0)))
     assert found.dlpack == (kind, 0)

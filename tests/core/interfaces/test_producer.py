@@ -13,14 +13,6 @@ import inspect
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
-from peers import peer
-from raw_producer import (
-    Producer,
-    address,
-    struct_in,
-)
-from stream_backend import Pinned, installed
 
 import dlbridge
 import dlbridge as bridge
@@ -28,6 +20,14 @@ from dlbridge.abi import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED, own_export_of
 from dlbridge.conformance.producer import elements, shape_of
 from dlbridge.core.values.layout import compact_strides
 from dlbridge.extending import Memory, tensor_on
+from tests.support.expected_parts import backend_or_skip
+from tests.support.peers import peer
+from tests.support.raw_producer import (
+    Producer,
+    address,
+    struct_in,
+)
+from tests.support.stream_backend import Pinned, installed
 
 VERSION = (1, 3)
 

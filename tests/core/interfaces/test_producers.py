@@ -11,20 +11,20 @@ from math import prod
 
 import numpy as np
 import pytest
-from peers import peer
-from raw_producer import (
+
+import dlbridge
+from dlbridge.abi import FLAG_IS_COPIED, FLAG_READ_ONLY, table_of
+from dlbridge.conformance.cases import drop_with_error
+from tests.support.peers import peer
+from tests.support.raw_producer import (
     OldProducer,
     Producer,
     address,
     live,
     struct_in,
 )
-from scripts import run_script
-from stream_backend import Streams, installed
-
-import dlbridge
-from dlbridge.abi import FLAG_IS_COPIED, FLAG_READ_ONLY, table_of
-from dlbridge.conformance.cases import drop_with_error
+from tests.support.scripts import run_script
+from tests.support.stream_backend import Streams, installed
 
 FLOATS = np.arange(6, dtype="float32")
 
@@ -490,7 +490,7 @@ def test_pinned_memory_needs_no_backend_to_be_read():  # C18
     run_script(
         """
         import dlbridge
-        from raw_producer import Producer
+        from tests.support.raw_producer import Producer
         raw = Producer((4,), device=(3, 0), content=bytes(16))
         assert dlbridge.from_dlpack(raw).tolist() == [0, 0, 0, 0]
         assert dlbridge.from_dlpack(Producer((4,), device=(2, 1), data=64)).data_ptr() == 64

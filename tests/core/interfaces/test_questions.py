@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from peers import peer
 
 import dlbridge
+from tests.support.peers import peer
 
 
 class Asked:

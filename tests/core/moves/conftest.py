@@ -3,7 +3,8 @@
 import gc
 
 import pytest
-from counting_backend import counting
+
+from tests.support.counting_backend import counting
 
 
 def checked():

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from counting_backend import NAME, Counting, counting
 
 import dlbridge as bridge
+from tests.support.counting_backend import NAME, Counting, counting
 
 
 class Waits(Counting):

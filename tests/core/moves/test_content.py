@@ -7,12 +7,12 @@ import collections
 import numpy as np
 import pytest
 from dlbridge_fake import Fake
-from peers import peer
 
 import dlbridge as bridge
 from dlbridge.errors import BackendError, DeviceMemoryError
 from dlbridge.extending import LOADED
 from dlbridge.protocol import PlainAllocation
+from tests.support.peers import peer
 
 NAME = "made_with_content"
 DEVICE = f"{NAME}:0"

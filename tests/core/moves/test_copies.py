@@ -14,11 +14,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from counting_backend import NAME
-from pairs import in_turn
 
 import dlbridge as bridge
 from dlbridge.core.plugins import streams
+from tests.support.combinations import in_turn
+from tests.support.counting_backend import NAME
 
 PLACES = ["cpu", f"{NAME}:0", f"{NAME}:1", "ext_dev:0"]
 LAYOUTS = {

@@ -6,10 +6,10 @@ import pickle
 
 import numpy as np
 import pytest
-from counting_backend import NAME, counting
-from peers import peer
 
 import dlbridge as bridge
+from tests.support.counting_backend import NAME, counting
+from tests.support.peers import peer
 
 
 @pytest.fixture

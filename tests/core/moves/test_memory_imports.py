@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from stream_backend import Streams, installed
 
 import dlbridge as bridge
 from dlbridge.errors import BackendError, DeviceError, ExchangeError
 from dlbridge.kit.resources import AllocationOwner, Descriptor, Resources
 from dlbridge.protocol import ExportedMemory, PlainAllocation
+from tests.support.stream_backend import Streams, installed
 
 UUID = "0123abcd-4567-89ef-0123-456789abcdef"
 VALUES = np.arange(24, dtype="i4").reshape(4, 6)

@@ -12,11 +12,11 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
 
 import dlbridge as bridge
 from dlbridge.core.tensor.memory import open_views
 from dlbridge.extending import LOADED
+from tests.support.expected_parts import backend_or_skip
 
 
 @pytest.fixture

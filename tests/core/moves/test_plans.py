@@ -7,11 +7,11 @@ import threading
 
 import numpy as np
 import pytest
-from counting_backend import NAME
-from doubles import ByMethod, Lazy, RefusesFalse, Unasked
-from peers import peer
 
 import dlbridge as bridge
+from tests.support.counting_backend import NAME
+from tests.support.foreign_arrays import ByMethod, Lazy, RefusesFalse, Unasked
+from tests.support.peers import peer
 
 ZERO, ONE = f"{NAME}:0", f"{NAME}:1"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from expected import backend_or_skip
-from subbyte_programs import run_programs
 
 import dlbridge as bridge
 from dlbridge.core.moves import copies
 from dlbridge.extending import Memory, tensor_on
+from tests.support.expected_parts import backend_or_skip
+from tests.support.subbyte_programs import run_programs
 
 DEVICES = ["cpu", "ext_dev:0"]
 

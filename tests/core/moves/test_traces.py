@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from peers import peer
 
 import dlbridge as bridge
+from tests.support.peers import peer
 
 HOST, FAR = "cpu:0", "ext_dev:0"
 

@@ -10,16 +10,16 @@ from math import prod
 
 import numpy as np
 import pytest
-from counting_backend import NAME
 from dlbridge_fake import Stream
-from doubles import OneCapsule
-from ids import stable
-from pairs import in_turn
-from peers import peer
-from raw_producer import Producer
 
 import dlbridge as bridge
 from dlbridge.abi import FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
+from tests.support.case_ids import stable
+from tests.support.combinations import in_turn
+from tests.support.counting_backend import NAME
+from tests.support.foreign_arrays import OneCapsule
+from tests.support.peers import peer
+from tests.support.raw_producer import Producer
 
 ROUTES = [
     ("cpu",),

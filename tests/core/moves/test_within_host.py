@@ -6,11 +6,11 @@ import threading
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from scripts import run_script
-from threads import others_run_during
 
 from dlbridge.core.moves import within_host
 from dlbridge.extending import copy_array
+from tests.support.scripts import run_script
+from tests.support.threads import others_run_during
 
 MIB = 1 << 20
 KINDS = ["V100", "u1", "i2", "f2", "f4", "i8", "f8", "c8", "c16", "V3", "V12", "V16", "?"]
@@ -338,7 +338,7 @@ def test_an_exception_at_any_step_leaves_no_thread_that_copies():
         import threading, time
         import numpy as np
         from dlbridge.core.moves import within_host
-        from interrupted import at_each_step
+        from tests.support.interrupted import at_each_step
         copying, main = [], threading.main_thread()
         def move(target, source):
             if threading.current_thread() is not main:

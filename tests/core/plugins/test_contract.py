@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from dlbridge_fake import Fake
-from scripts import run_scene
 
 import dlbridge as bridge
 from dlbridge import protocol
@@ -15,6 +14,7 @@ from dlbridge.core.plugins import registry
 from dlbridge.core.plugins.contract import CONTRACTS
 from dlbridge.core.plugins.cpu import CPU
 from dlbridge.errors import BackendError, DeviceMemoryError
+from tests.support.scripts import run_scene
 
 NAME = "loaded_by_a_test"
 

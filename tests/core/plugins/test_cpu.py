@@ -6,14 +6,14 @@ import ctypes
 
 import numpy as np
 import pytest
-from scripts import run_script
-from threads import others_run_during
 
 from dlbridge.core.plugins.cpu import CPU
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Span
 from dlbridge.testing import BackendTests
 from dlbridge.testing.backend_leaks import resident_bytes
+from tests.support.scripts import run_script
+from tests.support.threads import others_run_during
 
 
 class TestCPU(BackendTests):

@@ -10,7 +10,6 @@ import weakref
 import numpy as np
 import pytest
 from dlbridge_fake import Array, Fake, Stream
-from interrupted import Alarm, handled
 
 import dlbridge as bridge
 from dlbridge import protocol
@@ -18,6 +17,7 @@ from dlbridge.core.plugins.contract import CONTRACTS
 from dlbridge.core.plugins.registry import Plugin
 from dlbridge.errors import BackendError, DeviceError, DeviceMemoryError, Error
 from dlbridge.extending import check_device
+from tests.support.interrupted import Alarm, handled
 
 NAME = "failing_in_a_test"
 ZERO, ONE = f"{NAME}:0", f"{NAME}:1"

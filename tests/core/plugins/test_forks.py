@@ -3,7 +3,8 @@
 import os
 
 import pytest
-from scripts import run_scene, run_script
+
+from tests.support.scripts import run_scene, run_script
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork() on this system")
 

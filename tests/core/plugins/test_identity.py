@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from scripts import run_script
-from stream_backend import Streams, installed
 
 import dlbridge as bridge
 from dlbridge.errors import BackendError, BackendUnavailable, DeviceError, ExchangeError
+from tests.support.scripts import run_script
+from tests.support.stream_backend import Streams, installed
 
 UUID = "0123abcd-4567-89ef-0123-456789abcdef"
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from known_backends import forget_registered
 
 import dlbridge as bridge
+from tests.support.known_backends import forget_registered
 
 
 def test_each_device_of_each_backend(monkeypatch):

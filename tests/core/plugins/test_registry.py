@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from scripts import run_script
-from threads import at_once
 
 import dlbridge as bridge
 from dlbridge.core.plugins import registry
 from dlbridge.errors import BackendError, BackendUnavailable
+from tests.support.scripts import run_script
+from tests.support.threads import at_once
 
 BROKEN = "dlbridge-broken 0.1 failed to"
 PLUGINS = Path(__file__).parents[2] / "support" / "plugins"

@@ -7,12 +7,12 @@ import itertools
 import numpy as np
 import pytest
 from dlbridge_fake import Array, Fake
-from raw_producer import Producer
 
 import dlbridge as bridge
 from dlbridge.core.plugins import registry
 from dlbridge.core.plugins.cpu import CPU
 from dlbridge.errors import ExchangeError
+from tests.support.raw_producer import Producer
 
 HOST = np.arange(12, dtype="f4")
 FIRST, SECOND, SILENT = "first_of_a_test", "second_of_a_test", "silent_of_a_test"

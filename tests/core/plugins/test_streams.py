@@ -13,12 +13,12 @@ import threading
 
 import numpy as np
 import pytest
-from peers import peer
-from raw_producer import Producer
-from stream_backend import Pinned, Streams, installed
 
 import dlbridge
 from dlbridge.errors import DeviceLost
+from tests.support.peers import peer
+from tests.support.raw_producer import Producer
+from tests.support.stream_backend import Pinned, Streams, installed
 
 FLOATS = np.arange(6, dtype="float32")
 

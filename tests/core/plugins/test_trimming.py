@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 import pytest
-from counting_backend import NAME, Counting, counting
-from expected import backend_or_skip
-from scripts import run_scene, run_script
 
 import dlbridge as bridge
 from dlbridge.errors import BackendError, DeviceError, DeviceLost
+from tests.support.counting_backend import NAME, Counting, counting
+from tests.support.expected_parts import backend_or_skip
+from tests.support.scripts import run_scene, run_script
 
 
 class Keeping(Counting):

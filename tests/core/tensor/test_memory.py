@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from peers import peer
 
 import dlbridge as bridge
 from dlbridge.errors import BackendError
 from dlbridge.protocol import PlainAllocation
+from tests.support.peers import peer
 
 
 @pytest.mark.parametrize("data", [0, -1, 1 << 64, True, "1", 1.5, None], ids=repr)

@@ -8,10 +8,10 @@ import weakref
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
 from hypothesis import given, strategies as st
 
 import dlbridge as bridge
+from tests.support.expected_parts import backend_or_skip
 
 WHOLE = ["uint8", "int16", "bfloat16", "float32", "float64", "complex64", "complex128", "float32x2"]
 PACKED = ["int4", "uint2", "float4_e2m1fn", "uint1", "float6_e2m3fn", "int4x3", "float32x3"]

@@ -13,9 +13,9 @@ import weakref
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from peers import peer
 
 import dlbridge as bridge
+from tests.support.peers import peer
 
 EXT = "ext_dev:1"
 

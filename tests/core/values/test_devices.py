@@ -8,14 +8,14 @@ import pickle
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from ids import stable
-from peers import peer
-from scripts import run_script
 
 from dlbridge import Device, DLDeviceType
 from dlbridge.abi import ffi
 from dlbridge.core.values.devices import device, split
 from dlbridge.errors import ExchangeError
+from tests.support.case_ids import stable
+from tests.support.peers import peer
+from tests.support.scripts import run_script
 
 TYPES = {  # every type of dlpack.h 1.3
     "cpu": 1,

@@ -9,14 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from peers import peer
-from raw_producer import struct_in
-from scripts import run_script
 
 from dlbridge import DLDataTypeCode, DType, dtype, pack_bits, unpack_bits
 from dlbridge.abi import ffi
 from dlbridge.core.values.dtypes import check_numbers
 from dlbridge.errors import ExchangeError
+from tests.support.peers import peer
+from tests.support.raw_producer import struct_in
+from tests.support.scripts import run_script
 
 NUMBERS = {  # P34: every type of dlpack.h 1.3, by the name that its owners print
     "bool": (6, 8, 1),

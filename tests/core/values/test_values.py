@@ -7,10 +7,10 @@ import pickle
 
 import numpy as np
 import pytest
-from threads import at_once
 
 from dlbridge import Device, DLDataTypeCode, DLDeviceType, DType, dtype
 from dlbridge.core.values.devices import device
+from tests.support.threads import at_once
 
 
 @pytest.mark.parametrize(

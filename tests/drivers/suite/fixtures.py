@@ -1,27 +1,15 @@
 """Hooks and fixtures of the common tests; a backend's conftest imports them all."""
 
-import importlib.util
 import inspect
-import sys
 
 import pytest
 
-from .rig import DRIVERS, GLOBAL, RELAXED, rig, settle
+from tests.support.expected_parts import backend_or_skip, expected  # noqa: F401 - also for the conftests
+from tests.support.frozen_objects import older_objects_are_frozen  # noqa: F401 - for pytest to find
 
-sys.path.insert(0, str(DRIVERS.parent / "support"))
-
-from expected import backend_or_skip, expected  # noqa: F401 - also for the conftests
-from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
+from .rig import GLOBAL, RELAXED, rig, settle
 
 PACES = ["delayed", "strict"]
-
-
-def build():
-    """The module that compiles and loads the simulated drivers."""
-    spec = importlib.util.spec_from_file_location("dlbridge_test_drivers", DRIVERS / "build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def fits_real_driver(item):

@@ -7,14 +7,15 @@ memory then.
 import sys
 
 import pytest
-from scripts import finished
 
-from .rig import DRIVERS, rig
+from tests.support.scripts import finished
+
+from .rig import rig
 
 STORM = """
 import ctypes, gc, mmap, os, random, sys
-import build
-from interrupted import Alarm, interrupted
+from tests.drivers import build
+from tests.support.interrupted import Alarm, interrupted
 cuda, *_ = map(build.load, {libraries!r})  # the simulated HIP runtime stands on CUDA's
 cuda.fake_cuda_live.restype = ctypes.c_size_t
 import numpy as np
@@ -79,7 +80,7 @@ def storm(name, works):
         works=works,
         strikes=300,
     )
-    done = finished(script, paths=(DRIVERS,))
+    done = finished(script)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     assert "is not freed" not in done.stderr, done.stderr[-3000:]
     return done.stdout.strip()

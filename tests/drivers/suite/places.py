@@ -1,11 +1,11 @@
 """The thread's current context or device is left as it was found, also by a member that fails."""
 
 import pytest
-from interrupted import at_each_step
-from threads import in_threads
 
 from dlbridge.errors import Error
 from dlbridge.protocol import Span
+from tests.support.interrupted import at_each_step
+from tests.support.threads import in_threads
 
 from .rig import backend, default, rig, stream
 

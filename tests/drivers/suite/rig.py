@@ -2,7 +2,6 @@
 
 import ctypes
 import json
-import sys
 import textwrap
 import threading
 import time
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from scripts import finished
 
 import dlbridge
 from dlbridge.kit.streams import LIBRARIES
 from dlbridge.protocol import Span
+from tests.support.scripts import finished
 
 DRIVERS = Path(__file__).resolve().parents[1]
 USLEEP = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
@@ -296,17 +295,11 @@ def settle():
 
 def prelude():
     """Python code of `python`: functions that find and load the simulated drivers."""
-    tests = Path(sys.modules[type(_rig).__module__].__file__).parent
     return f"""
-import ctypes, importlib.util, os, sys
-sys.path[:0] = {[str(tests), str(DRIVERS)]!r}  # for what a test imports of its support
-def build():
-    spec = importlib.util.spec_from_file_location("build", {str(DRIVERS / "build.py")!r})
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+import ctypes, os, sys
+from tests.drivers import build
 def drivers():
-    return [build().load(name) for name in {_rig.libraries!r}]
+    return [build.load(name) for name in {_rig.libraries!r}]
 """
 
 

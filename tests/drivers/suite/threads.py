@@ -6,9 +6,9 @@ import threading
 
 import numpy as np
 import pytest
-from threads import in_threads
 
 import dlbridge
+from tests.support.threads import in_threads
 
 from .rig import backend, default, drop, hold, rig, stream
 

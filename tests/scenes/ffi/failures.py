@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from failures import Found, failing_allocations, failing_lines
-from lent import structs_in_capsules
 
 import dlbridge as bridge
 from dlbridge import ffi
 from dlbridge.ffi import any as values, functions, objects, tensors
+from tests.support.cut_off_work import Found, failing_allocations, failing_lines
+from tests.support.held_by_c import structs_in_capsules
 
 from .scene import testing
 

@@ -23,7 +23,6 @@ import numpy as np
 from dlbridge_fake import Array, Fake, Stream, shared
 from dlbridge_fake.memory import FakeMemory
 from dlbridge_fake.stream import by_handle
-from exporting_backend import Exporting as FilesOfTheSystem
 
 from dlbridge.core.plugins.cpu import CPU
 from dlbridge.errors import (
@@ -36,6 +35,7 @@ from dlbridge.errors import (
 from dlbridge.kit.limits import pool_limit
 from dlbridge.kit.resources import recall
 from dlbridge.protocol import PlainAllocation, Span
+from tests.support.exporting_backend import Exporting as FilesOfTheSystem
 
 IN_CHILD = "DLBRIDGE_TEST_CHILD" in os.environ
 """Whether the kit has started this process for one scene."""
@@ -2063,7 +2063,7 @@ class ExportsItsNeighbours(Exporting):
         os.ftruncate(self.arena, 1 << 16)
 
     def allocate_exportable(self, device_id, nbytes, stream):
-        from exporting_backend import File
+        from tests.support.exporting_backend import File
 
         self.check_device(device_id)
         made = self.entered(device_id, File([os.dup(self.arena)]), self.ends)

@@ -1,13 +1,11 @@
 """The backend "faulty": the simulated device with the fault that the environment names."""
 
 import os
-import sys
-from pathlib import Path
 
 NAME = os.environ.get("DLBRIDGE_TEST_FAULT", "Sound")
 
 if NAME == "DriverImportedWithTheModule":
-    import slow_driver  # noqa: F401 - the fault
+    import tests.testing.faulty.slow_driver  # noqa: F401 - the fault
 elif NAME == "ImportStartsAThread":
     import threading
     import time
@@ -21,10 +19,7 @@ elif NAME == "ImportOpensASocket":
 
 def chosen():
     """The class that the environment names now: the module is loaded once."""
-    support = str(Path(__file__).parents[2] / "support")
-    if support not in sys.path:
-        sys.path.append(support)
-    import faults
+    from tests.testing.faulty import faults
 
     name = os.environ.get("DLBRIDGE_TEST_FAULT", "Sound")
     return faults.FAULTS.get(name) or getattr(faults, name)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from scripts import environment
+from tests.support.scripts import environment
 
 MARK = "DLBRIDGE_TEST_GROUP"
 

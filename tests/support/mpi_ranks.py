@@ -11,8 +11,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from expected import expected
-from scripts import environment
+
+from tests.support.expected_parts import expected
+from tests.support.scripts import environment
 
 
 @cache

@@ -7,10 +7,10 @@ import shutil
 from typing import Any
 
 import pytest
-from working import why_left_out
 
 import dlbridge
 from dlbridge.errors import BackendUnavailable
+from tests.support.working_drivers import why_left_out
 
 
 def expected(name: str) -> bool:

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
-from scripts import environment
 
 import dlbridge as bridge
 from dlbridge.conformance.runner import version_of
 from dlbridge.errors import BackendUnavailable
+from tests.support.scripts import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable

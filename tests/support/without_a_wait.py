@@ -1,6 +1,6 @@
 """A pytest plugin that takes one wait out of a package, to see whether a test misses it.
 
-    python -m pytest -p mutate ...      with DLBRIDGE_MUTATION, the JSON of `Mutation.encode()`
+    python -m pytest -p tests.support.without_a_wait ...      with DLBRIDGE_MUTATION, the JSON of `Mutation.encode()`
 
 A wait is a call, by its own name (``wait_for_device``, ``streams.wait``), or by
 the name of the driver's function that is its first argument
