@@ -12,10 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pages
 import pytest
 
 from dlbridge import ffi
+from tests.support import pages
 from tests.support.expected_parts import backend_or_skip, compiler_or_skip
 from tests.support.scripts import ROOT, run_script
 
