@@ -213,20 +213,25 @@ class CopyTests(BackendCase):
 
     @pytest.mark.parametrize(
         ("run_nbytes", "gap", "length"),
-        [((1 << 16) + 5, 3, 3), (5, 2 << 20, 3)],
-        ids=["long runs", "far runs"],
+        [((1 << 16) + 5, 3, 3), (5, 2 << 20, 3), (12, 3, 300)],
+        ids=["long runs", "far runs", "many runs"],
     )
     def test_strided_copies_are_not_cut(
         self, device: DeviceUnderTest, run_nbytes: int, gap: int, length: int
     ) -> None:
-        """The same with runs of more than 64 KiB, and with runs that are 2 MiB apart."""
+        """The same with runs of more than 64 KiB, runs 2 MiB apart, and with 300 runs.
+
+        With other strides on the two sides, and with equal ones.
+        """
         self.need(device.backend, SupportsStridedCopy)
-        sides = [run_nbytes + gap], [run_nbytes + gap + 5]
-        if (nbytes := length * sides[1][0] + 32) > self.max_nbytes:
+        stride = run_nbytes + gap
+        if (nbytes := length * (stride + 5) + 32) > self.max_nbytes:
             pytest.skip(f"no test allocates {nbytes} bytes (max_nbytes)")
-        for function in ("from_host", "inside", "to_host"):
+        cases = itertools.product((stride + 5, stride), ("from_host", "inside", "to_host"))
+        for source_stride, function in cases:
+            sides = [stride], [source_stride]
             got, want = self.strided(device, function, *sides, [length], run_nbytes, 0)
-            assert are_same(got, want), function
+            assert are_same(got, want), f"{function}, {length} runs of {run_nbytes}, {sides}"
             device.close()
 
     def strided(

@@ -158,14 +158,16 @@ class HostTests(BackendCase):
                 pin = ctypes.c_char.from_buffer(pages)
                 at = ctypes.addressof(pin)
                 refuses = device.backend.host_import_refusal
-                if not refuses(device.device_id, at, len(pages), True):
-                    tried += 1
-                    data, offset = device.import_host(at, len(pages))
-                    for start in self.offsets(len(pages)):
-                        self.is_shared(device, data, offset + start, at + start)
-                    device.free(data)
-                    device.synchronize()
-                del pin
+                try:
+                    if not refuses(device.device_id, at, len(pages), True):
+                        tried += 1
+                        data, offset = device.import_host(at, len(pages))
+                        for start in self.offsets(len(pages)):
+                            self.is_shared(device, data, offset + start, at + start)
+                        device.free(data)
+                        device.synchronize()
+                finally:
+                    del pin  # else the failure is that the pages cannot be closed
         if not tried:
             pytest.skip(f"{self.name} imports no memory of this kind")
 

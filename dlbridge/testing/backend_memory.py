@@ -20,6 +20,7 @@ from dlbridge.protocol import (
     SupportsFill,
     SupportsMemoryExport,
     SupportsMemoryImport,
+    SupportsStreams,
     SupportsTrim,
 )
 
@@ -397,6 +398,24 @@ class ExportableTests(BackendCase, needs=SupportsMemoryExport):
         data, offset = device.import_memory(exported)  # the descriptor is a use as well
         del exported
         assert device.holds(data, content, offset)
+
+    def test_end_of_opened_memory_waits(self, device: DeviceUnderTest) -> None:
+        """It comes after the work on it: its maker, who knows nothing of that work, may go on."""
+        self.need(device.backend, SupportsStreams)
+        for each in self.each_stream(device):
+            block, new = self.new_block(device), memoryview(random_bytes(BLOCK, seed=2))
+            device.write(block, 0, bytes(BLOCK))
+            data, offset = each.import_memory(self.export(device, block))
+            work = self.busy(each)
+            each.upload(data, offset, new)
+            each.free(data)
+            done = self.is_done(each.backend, each.device_id, each.stream, work)
+            assert done in (True, None), "the end of opened memory came before the work on it"
+            assert device.read(block, 0, BLOCK) == new, (
+                f"the end of opened memory came before the work on stream {each.stream:#x}"
+            )
+            each.synchronize()
+            del work
 
     def test_exported_memory_is_its_own(self, device: DeviceUnderTest) -> None:
         """Who writes all that it can reach changes no other memory."""

@@ -176,22 +176,31 @@ class OrderTests(BackendCase):
         Also where the memory was last used on another stream than the one that it was made for:
         dlbridge has written that stream to ``stream``.
         """
-        nbytes = drawn(1 << 18, 1 << 20)
-        # More than a pool has at hand that takes first what was freed first.
-        others = min(drawn(30, 60), max(self.max_nbytes // nbytes, 3))
-        content, junk = random_bytes(nbytes), memoryview(bytes(nbytes))
         first, second = self.streams(device)
-        for maker, user, later in ((first, first, second), (device, first, device)):
-            data, into = maker.filled(content), bytearray(nbytes)
-            work = self.busy(user)
-            user.download(data, 0, memoryview(into))
-            maker.free(data, last=user.stream)
-            for _ in range(others):
-                later.upload(later.allocate(nbytes), 0, junk)
-            later.synchronize()
-            user.synchronize()
-            assert are_same(into, content), "other work has used the memory before"
-            del work
+        cases = (
+            (first, first, second),
+            (device, first, device),
+            (device, device, first),
+            (first, device, second),
+        )
+        for nbytes in (drawn(16, 4096), drawn(1 << 18, 1 << 20)):
+            # More than a pool has at hand that takes first what was freed first.
+            others = min(drawn(30, 60), max(self.max_nbytes // nbytes, 3))
+            content, junk = random_bytes(nbytes), memoryview(bytes(nbytes))
+            for maker, user, later in cases if first is not second else cases[:1]:
+                data, into = maker.filled(content), bytearray(nbytes)
+                work = self.busy(user)
+                user.download(data, 0, memoryview(into))
+                maker.free(data, last=user.stream)
+                for _ in range(others):
+                    later.upload(later.allocate(nbytes), 0, junk)
+                later.synchronize()
+                user.synchronize()
+                assert are_same(into, content), (
+                    f"memory of {nbytes} bytes was freed with work on stream {user.stream:#x}, and "
+                    f"stream {later.stream:#x} has used it before that work was done"
+                )
+                del work
 
     def test_memory_may_outlive_its_stream(
         self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
@@ -229,6 +238,36 @@ class OrderTests(BackendCase):
             del work
         device.synchronize()
         assert live_allocations(backend) <= before
+
+    def test_memory_of_an_ended_stream_is_not_used_too_early(self, device: DeviceUnderTest) -> None:
+        """Its last work is done first, also where nobody has kept the stream of that work."""
+        backend, device_id = device.backend, device.device_id
+        self.need(backend, SupportsCopy)
+        self.need(backend, SupportsStreams)
+        for nbytes in (drawn(16, 4096), drawn(1 << 18, 1 << 20)):
+            stream = self.make_stream(backend, device_id)
+            if stream is None:
+                pytest.skip("there is one stream (make_stream)")
+            mine = DeviceUnderTest(backend, device_id, backend.normalize_stream(device_id, stream))
+            content, junk = random_bytes(nbytes), memoryview(b"j" * nbytes)
+            data, target = device.filled(content), device.filled(bytes(nbytes))
+            work = self.busy(mine)
+            mine.copy(mine.span(target, 0, nbytes), mine.span(data, 0, nbytes))
+            self.end_stream(backend, device_id, stream)
+            del stream
+            gc.collect()
+            device.free(data, last=mine.stream)
+            for _ in range(min(drawn(30, 60), max(self.max_nbytes // nbytes, 3))):
+                device.upload(device.allocate(nbytes), 0, junk)
+            until = time.monotonic() + 10
+            while (got := device.read(target, 0, nbytes)) == bytes(nbytes):
+                assert time.monotonic() < until, "the work on a stream that ended was never done"
+                time.sleep(0.01)  # no verdict: nobody can wait for a stream that is gone
+            assert are_same(got, content), (
+                f"memory of {nbytes} bytes was used again before the last work on its stream, "
+                "which had ended"
+            )
+            del work
 
     def test_new_memory_is_of_its_stream(self, device: DeviceUnderTest) -> None:
         """``stream`` is the one that the memory was asked for on, until dlbridge writes it."""

@@ -13,7 +13,7 @@ import dlbridge.ffi
 from dlbridge.errors import LibraryUnavailable
 from dlbridge.protocol import SupportsNative
 
-from .backend_base import random_bytes
+from .backend_base import drawn, random_bytes
 from .backend_moves import PublicCase, on_host
 from .backend_native import unless_refused
 
@@ -60,6 +60,33 @@ class OverlapTests(PublicCase):
             if native is not None:
                 again = {"once more": dlbridge.asarray(native)}
                 self.check_overlaps(dlbridge.asarray(native), backend, device, again)
+
+    def test_long_overlaps(self, device: DeviceUnderTest, where: str) -> None:
+        """More bytes than a backend copies at once, a few or many further on, both ways.
+
+        Between the device and the host that has the same memory: by a view, or in place.
+        """
+        nbytes = drawn(1 << 18, 1 << 20)
+        pairs: list[tuple[Any, Any]] = []
+        tensor = dlbridge.zeros(nbytes, "uint8", where)
+        if device.can_view(tensor.operand().data):
+            pairs.append((tensor, dlbridge.to_device(tensor, "cpu")))
+        array = dlbridge.zeros(nbytes, "uint8", alignment=4096)
+        with suppress(BufferError):  # such memory is copied here
+            pairs.append((dlbridge.to_device(array, where, copy=False), array))
+        content = np.frombuffer(random_bytes(nbytes), "u1")
+        for mine, host in pairs:
+            for shift in (1, drawn(2, 4096), drawn(4097, nbytes // 2)):
+                for to, at in ((shift, 0), (0, shift)):
+                    for target, source in ((mine, host), (host, mine)):
+                        dlbridge.copy_(mine, content)
+                        dlbridge.copy_(target[to : nbytes - at], source[at : nbytes - to])
+                        want = content.copy()
+                        want[to : nbytes - at] = content[at : nbytes - to]
+                        assert np.array_equal(on_host(mine), want), (
+                            f"{nbytes - shift} bytes from {at} to {to}, of which the host's "
+                            f"{'source' if source is host else 'target'} is the same memory"
+                        )
 
     def test_overlap_in_several_calls(self, device: DeviceUnderTest, where: str) -> None:
         """Three strided dimensions are more than one call copies on most devices."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
+import mmap
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +18,7 @@ import pytest
 
 import dlbridge
 from dlbridge.conformance.cases import in_threads
+from dlbridge.errors import Error
 from dlbridge.protocol import SupportsCopy, SupportsFill
 
 from .backend_base import PAGES, DeviceUnderTest, are_same, live_allocations, random_bytes
@@ -22,7 +26,6 @@ from .backend_moves import PublicCase, numbers, on_host
 from .backend_process import is_silent
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Callable
 
     from dlbridge.protocol import Allocation
@@ -88,12 +91,21 @@ def free_in_finalizers(
     A threshold is the number of objects until the next collection. Each moves it to another
     line of a call, and some to a line that holds a lock. After so many *seconds* it is enough.
     """
-    held = device.filled(b"h" * 100)
+    held, backend, device_id = device.filled(b"h" * 100), device.backend, device.device_id
+    pages = mmap.mmap(-1, PAGES)
+    pin = ctypes.c_char.from_buffer(pages)
+    address = ctypes.addressof(pin)
+    imports = device.can_import(address)
 
     class Owner:
         def __init__(self) -> None:
             self.cycle = self  # only the garbage collector can free it
-            self.memory = device.backend.allocate(device.device_id, 100, 1, device.stream)
+            self.memory = backend.allocate(device_id, 100, 1, device.stream)
+            if imports:
+                with suppress(Error):  # a second import of the same pages may be refused
+                    self.place = backend.import_host(
+                        device_id, address, PAGES, False, device.stream
+                    )
 
     def work() -> None:
         end = time.monotonic() + seconds
@@ -122,6 +134,8 @@ def free_in_finalizers(
     gc.collect()
     assert device.read(held, 0, 100) == b"w" * 100
     device.free(held)
+    del pin
+    pages.close()
     return True
 
 

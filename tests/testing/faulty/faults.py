@@ -312,11 +312,14 @@ class Slabs(LateEnds):
         if os.getpid() != PROCESS or memory.nbytes > 1 << 20:
             return
         handle = self.behind(memory)
-        stream = by_handle.get(handle) or self.default_streams[memory.device_id]
+        if handle and handle not in by_handle:
+            Stream.finish_ended(handle)
+            handle = None
+        stream = self.default_streams[memory.device_id] if handle == 0 else by_handle.get(handle)
         self.waiting[memory.device_id, memory.nbytes].append((memory.content, stream))
 
     def behind(self, memory):
-        """The stream whose later work may use it again."""
+        """The stream whose later work may use it again; None: at once."""
         return memory.stream
 
 
@@ -334,6 +337,19 @@ class WithContent(Sound):
 
 class Exporting(Sound, FilesOfTheSystem):
     """No fault: other processes can have its memory."""
+
+
+class LateExporting(Late, Exporting):
+    """No fault; work is done late, and the end of what was opened waits for it."""
+
+    def import_memory(self, device_id, memory, stream):
+        made = super().import_memory(device_id, memory, stream)
+        opened = Ending(made.data, made.nbytes, device_id, made.content, stream)
+        opened.owner, opened.offset, opened.at_end = made.owner, made.offset, self.end_opened
+        return self.enter(opened)
+
+    def end_opened(self, opened):
+        self.finish(opened.device_id, opened.stream)
 
 
 class ExportingAtTheBeginning(Exporting):
@@ -355,7 +371,7 @@ class Addresses(CPU):
 
 SOUND = [
     *(Sound, Late, Shared, LateShared, TakesMore, RefusesOverlaps, LosesBoth, RenewsStreams),
-    *(Ends, Pooled, LatePooled, Slabs, WithContent, Exporting),
+    *(Ends, Pooled, LatePooled, Slabs, WithContent, Exporting, LateExporting),
     *(ExportingAtTheBeginning, Addresses),
 ]
 
@@ -600,6 +616,22 @@ def chunks_of_copies_overlap(fake, real, target, source, stream):
 # Over memory that the host has, too: it goes piece by piece, and each piece overwrites the next.
 OVERLAPPING = 7
 """Bytes of a piece."""
+
+
+@breaks("copy_strided_to_host", "test_strided_copies_are_not_cut")
+def many_runs_with_their_gaps(fake, real, source, source_region, into, into_region, stream):
+    """Many runs to the host, of equal strides, come as one piece: the gaps too."""
+    if source_region == into_region and into_region.shape[0] > 64:
+        return fake.copy_to_host(source, into, stream)
+    return real(source, source_region, into, into_region, stream)
+
+
+@breaks("copy_from_host", "test_long_overlaps", base=Shared)
+def long_uploads_overwrite_what_they_read(fake, real, target, source, stream):
+    """An upload goes in pieces of 4 KiB, also where the host's bytes are the device's own."""
+    for start in range(0, target.nbytes, 4096):
+        part = source[start : start + 4096]
+        real(target._replace(offset=target.offset + start, nbytes=len(part)), part, stream)
 
 
 @breaks("copy_strided", "test_overlaps")
@@ -1178,6 +1210,25 @@ def locked_table(fake, real, memory):
         return real(memory)
 
 
+@found_by("test_free_anywhere_in_a_call")
+class LockedEndsOfImports(Shared):
+    """A download takes the lock that the end of an import takes, in a finalizer inside of it."""
+
+    patience = 20
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def copy_to_host(self, source, into, stream):
+        with self.lock:
+            super().copy_to_host(source, into, stream)
+
+    def _end(self, imported):
+        with self.lock:
+            return super()._end(imported)
+
+
 @breaks("copy_from_host", "test_free_anywhere_in_a_call", base=Locked)
 def locked_upload(fake, real, *given):
     """The same in an upload."""
@@ -1630,6 +1681,24 @@ def slabs_behind_their_first_stream(fake, real, memory):
     return memory.owner
 
 
+@breaks("behind", "test_free_waits_for_queued_downloads", base=Slabs)
+def slabs_not_behind_stream_0(fake, real, memory):
+    """Memory whose last work is on stream 0 is used again at once, by any stream."""
+    return memory.stream or None
+
+
+@breaks("behind", "test_free_waits_for_queued_downloads", base=Slabs)
+def slabs_of_small_memory_at_once(fake, real, memory):
+    """Work on small memory counts as done when it is freed."""
+    return memory.stream if memory.nbytes > 4096 else None
+
+
+@breaks("behind", "test_memory_of_an_ended_stream_is_not_used_too_early", base=Slabs)
+def slabs_behind_no_ended_stream(fake, real, memory):
+    """Memory whose stream is not there any more is used again at once."""
+    return memory.stream if not memory.stream or memory.stream in by_handle else None
+
+
 # Native objects and foreign handles
 
 
@@ -2050,6 +2119,11 @@ def ends_for_all(fake, real, device_id, memory, stream):
     memory.owner, memory.offset = made.owner, made.offset
     memory.at_end = lambda it: it.content.__setitem__(slice(None), bytes(it.nbytes))
     return fake.enter(memory)
+
+
+@breaks("end_opened", "test_end_of_opened_memory_waits", base=LateExporting)
+def opened_memory_ends_at_once(fake, real, opened):
+    """Nobody waits for the work on what was opened."""
 
 
 @found_by("test_exported_memory_is_its_own")
