@@ -34,6 +34,8 @@ LAYOUTS: dict[str, tuple[Any, ...]] = {
     "backwards": (20, (2, 3), (-12, -4)),
     "rows backwards": (24, (3, 3), (-12, 4)),
     "columns backwards": (8, (2, 3), (12, -4)),
+    "repeated rows": (0, (3, 4), (0, 4)),
+    "repeated columns": (4, (3, 4), (4, 0)),
     "one element": (36, (), ()),
     "read-only": (0, (2, 3), None, True),
 }

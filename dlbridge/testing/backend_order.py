@@ -50,18 +50,23 @@ class Scene:
     work writes 2 to the source of the later one, or 1 to the target that it writes 2 to.
     """
 
-    NBYTES = 4096
-
-    def __init__(self, mine: DeviceUnderTest, devices: Sequence[DeviceUnderTest]) -> None:
-        self.mine = mine
-        self.source, self.target = (mine.filled(bytes(self.NBYTES)) for _ in range(2))
-        self.values = {value: mine.filled(bytes([value]) * self.NBYTES) for value in (1, 2)}
+    def __init__(
+        self,
+        mine: DeviceUnderTest,
+        maker: DeviceUnderTest,
+        devices: Sequence[DeviceUnderTest],
+        nbytes: int,
+    ) -> None:
+        """Memory of *nbytes*, made on the stream of *maker*; the work is on that of *mine*."""
+        self.mine, self.nbytes = mine, nbytes
+        self.source, self.target = (maker.filled(bytes(nbytes)) for _ in range(2))
+        self.values = {value: maker.filled(bytes([value]) * nbytes) for value in (1, 2)}
         others = [each for each in devices if each.device_id != mine.device_id]
         self.away: Any = None
         if others:
-            self.away = others[0].span(others[0].filled(b"\2" * self.NBYTES), 0, self.NBYTES)
-        self.host = memoryview(bytearray(b"\2" * self.NBYTES))
-        self.into = memoryview(bytearray(self.NBYTES))
+            self.away = others[0].span(others[0].filled(b"\2" * nbytes), 0, nbytes)
+        self.host = memoryview(bytearray(b"\2" * nbytes))
+        self.into = memoryview(bytearray(nbytes))
 
     def earlier(self, operation: str) -> None:
         """The work that is queued first, by another member than *operation* if there is one."""
@@ -69,11 +74,11 @@ class Scene:
         data, value = (self.source, 2) if reads else (self.target, 1)
         backend, mine = self.mine.backend, self.mine
         if isinstance(backend, SupportsFill) and operation != "fill":
-            mine.fill(data, 0, self.NBYTES, value)
+            mine.fill(data, 0, self.nbytes, value)
         elif isinstance(backend, SupportsCopy) and not operation.startswith("copy from an"):
             mine.copy(self.whole(data), self.whole(self.values[value]))
         else:
-            mine.upload(data, 0, self.host if reads else memoryview(b"\1" * self.NBYTES))
+            mine.upload(data, 0, self.host if reads else memoryview(b"\1" * self.nbytes))
 
     def later(self, operation: str) -> None:
         """The work of the kind in question."""
@@ -83,13 +88,13 @@ class Scene:
 
     def result(self, operation: str) -> bytes:
         """What the later work has written first, once all is done."""
-        run = RUNS.run_nbytes
-        content = self.mine.read(self.target, 0, run)
-        return bytes(self.into[:run]) if operation.endswith("to_host") else content
+        nbytes = RUNS.run_nbytes if "strided" in operation else self.nbytes
+        content = self.mine.read(self.target, 0, nbytes)
+        return bytes(self.into[:nbytes]) if operation.endswith("to_host") else content
 
     def whole(self, data: int) -> Span:
         """All bytes of one of the memories."""
-        return self.mine.span(data, 0, self.NBYTES)
+        return self.mine.span(data, 0, self.nbytes)
 
 
 class OrderTests(BackendCase):
@@ -109,19 +114,27 @@ class OrderTests(BackendCase):
     def test_work_is_on_its_stream(
         self, device: DeviceUnderTest, devices: list[DeviceUnderTest], operation: str
     ) -> None:
-        """Each kind of work is done after the earlier work on the stream that it is given."""
+        """Each kind of work is done after the earlier work on the stream that it is given.
+
+        Whatever stream the memory was made on, and whether the work is short or long.
+        """
         self.need(device.backend, WORK[operation])
         mine = self.each_stream(device)[-1]
         if mine is device:
             pytest.skip("there is one stream (make_stream)")
-        scene = Scene(mine, devices)
-        if operation == "copy from another device" and scene.away is None:
-            pytest.skip("there is one device")
-        work = self.busy(mine)
-        scene.earlier(operation)
-        scene.later(operation)
-        assert set(scene.result(operation)) == {2}
-        del work
+        long = drawn(5 << 20, 9 << 20) if self.max_nbytes >= 9 << 20 else RUNS.extent
+        for maker, nbytes in ((mine, 4096), (device, 4096), (mine, long)):
+            scene = Scene(mine, maker, devices, nbytes)
+            if operation == "copy from another device" and scene.away is None:
+                pytest.skip("there is one device")
+            work = self.busy(mine)
+            scene.earlier(operation)
+            scene.later(operation)
+            assert set(scene.result(operation)) == {2}, (
+                f"{operation} of {nbytes} bytes, made on stream {maker.stream:#x}, did not come "
+                f"after the earlier work on stream {mine.stream:#x}"
+            )
+            del work
 
     def test_work_on_one_stream_is_in_order(self, device: DeviceUnderTest) -> None:
         """Work on a stream is done in order, without any wait in between."""

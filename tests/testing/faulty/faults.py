@@ -1648,6 +1648,23 @@ class ErrorsForEver(Late):
             raise
 
 
+@breaks("copy_strided", "test_work_is_on_its_stream", base=Late)
+def strided_copies_on_the_first_stream(
+    fake, real, target, target_region, source, source_region, stream
+):
+    """A strided copy goes to the stream that its target was made on."""
+    made = recall(fake.table, target.data)
+    real(target, target_region, source, source_region, made.stream)
+
+
+@breaks("copy_from_host", "test_work_is_on_its_stream", base=Late)
+def halves_of_long_uploads_at_once(fake, real, target, source, stream):
+    """The second half of an upload of 4 MiB is made by another engine, which does not wait."""
+    half = target.nbytes // 2 if target.nbytes >= 4 << 20 else target.nbytes
+    real(target._replace(nbytes=half), source[:half], stream)
+    fake.bytes_of(target, write=True)[half:] = source[half:]
+
+
 @breaks("synchronize", "test_failed_work_is_of_its_stream", base=Late)
 def errors_of_any_stream(fake, real, device_id, stream):
     """Whoever waits next gets the error."""
@@ -1700,6 +1717,12 @@ def slabs_behind_no_ended_stream(fake, real, memory):
 
 
 # Native objects and foreign handles
+
+
+@breaks("to_native", "test_native_layouts")
+def native_forgets_repetition(fake, real, array):
+    """Strides of 0 are taken for those of C order."""
+    return real(array._replace(strides=None) if array.strides and 0 in array.strides else array)
 
 
 def described_wrong(name, doc, test, member="to_native", **wrong):
