@@ -248,7 +248,7 @@ class OrderTests(BackendCase):
             data = device.filled(b"and on")
             assert device.read(data, 0, 6) == b"and on"
             device.free(data)
-            del work
+            del work, mine  # `busy` has memory in it where there is no `slow_work`
         device.synchronize()
         assert live_allocations(backend) <= before
 
