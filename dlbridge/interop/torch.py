@@ -170,6 +170,14 @@ def _refuse_without_memory(x: Any, readonly: bool) -> None:
         )
 
 
+def _check_memory(x: Any) -> None:
+    """`refuse_hidden`, if the tensor *x* reaches past the end of its storage."""
+    stored = len(x.untyped_storage())  # its `nbytes` costs 15 ns more
+    whole = x.nbytes == stored and not x.storage_offset() and x.is_contiguous()
+    if not whole and _end(x) > stored:
+        refuse_hidden(x)
+
+
 def is_without_memory(x: Any) -> bool:
     """Whether the storage of the torch tensor *x* begins at NULL, and *x* has elements."""
     # Not by the address alone: with an offset it is that offset.
@@ -179,9 +187,12 @@ def is_without_memory(x: Any) -> bool:
 LOWEST_USUAL = 1 << 40
 """Memory lies above this address on most systems; below it, `is_without_memory` is to be asked.
 
-To look at the address costs 40 ns of the 1.3 us that an exchange takes. To compare the size of the
-storage, too, would cost 130 more (torch makes an object of the storage each time), and 80 for the
-offset and the strides. So the quick ways do not see a storage that was made smaller but not empty.
+To look at the address costs 40 ns of the 1.4 us that an exchange takes. To compare the size of the
+storage, too, costs more: torch makes an object of the storage each time. The best form that was
+found (numpy's flags, the offset, ``len(x.untyped_storage())``) made `from_dlpack` 10 % slower for
+whole tensors and 70 % for parts, and a call of the FFI would be 15 % slower. So what shares memory
+does not see a storage that was made smaller but not empty; what copies bytes does, by
+`_check_memory`.
 """
 
 
@@ -368,6 +379,7 @@ LIBRARY = _ANY._replace(
     arrays=("torch.Tensor",),
     special=(READONLY,),
     importer=_importer,
+    check_memory=_check_memory,
     on_host=attrgetter("is_cpu"),
     as_numpy=_as_numpy,
     of_numpy=_of_numpy,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dlbridge.core.plugins.registry import INSTALLATION, provider_of
 from dlbridge.core.public import for_guests
+from dlbridge.core.tensor.operand import MEMORY_CHECKS
 from dlbridge.core.values.text import did_you_mean, with_article
 from dlbridge.errors import BackendError, ExchangeError
 
@@ -187,6 +188,8 @@ def importer_of(cls: type) -> Callable[[Any], Tensor] | None:
     importer = None
     if library is not None and library.importer is not None and is_array_of(library, cls, True):
         importer = library.importer(cls)
+        if library.check_memory is not None:
+            MEMORY_CHECKS[cls] = library.check_memory
     return IMPORTERS.setdefault(cls, importer)
 
 

@@ -17,7 +17,7 @@ from .memory import NATIVE_DTYPES, access, counts_elements, host_access
 from .tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     import numpy as np
 
@@ -209,6 +209,8 @@ def operand_of(tensor: Tensor) -> Operand:
     """
     operand = _new(Operand)
     array = operand.carrier = tensor._array
+    if MEMORY_CHECKS:
+        check_memory(array)
     operand.shape = array.shape
     flags = array.flags
     operand.contiguous = flags.c_contiguous
@@ -234,6 +236,20 @@ def operand_of(tensor: Tensor) -> Operand:
     else:
         operand.nbytes = tensor.nbytes
     return operand
+
+
+MEMORY_CHECKS: dict[type, Callable[[Any], object]] = {}
+"""Class of arrays -> `Library.check_memory`."""
+
+
+def check_memory(array: Any) -> None:
+    """Raise ExchangeError if another library has taken away memory under the numpy *array*."""
+    base = array.base
+    while base is not None:
+        if type(base) in MEMORY_CHECKS:
+            MEMORY_CHECKS[type(base)](base)
+            return
+        base = getattr(base, "base", None)
 
 
 def turned(operand: Operand, axes: Sequence[int], back: Collection[int]) -> Operand:
