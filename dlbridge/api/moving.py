@@ -14,7 +14,7 @@ from dlbridge.core.interfaces.dlpack import import_producer
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of
 from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.moves.plans import is_recording, record_run, recorded
+from dlbridge.core.moves.plans import record_run, recorded
 from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.transfer import move
 from dlbridge.core.plugins.lookup import check_device
@@ -22,7 +22,7 @@ from dlbridge.core.public import public
 from dlbridge.core.tensor.metadata import describe
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.traces import TRACES
+from dlbridge.core.traces import TRACES, is_recording
 from dlbridge.core.values.dtypes import ForeignByteOrder, dtype as as_dtype
 from dlbridge.core.values.layout import shares_places
 from dlbridge.core.values.text import with_article

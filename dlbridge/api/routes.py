@@ -26,7 +26,7 @@ from dlbridge.api.like import Conversion
 from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, is_known_library, library_of
-from dlbridge.core.moves.plans import Step, as_one, is_recording, record_run
+from dlbridge.core.moves.plans import Step, as_one, record_run
 from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.transfer import choose, copies, cost_of, described, run
 from dlbridge.core.plugins.lookup import check_device
@@ -34,6 +34,7 @@ from dlbridge.core.plugins.streams import use_stream
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.core.traces import is_recording
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import ForeignByteOrder
 from dlbridge.errors import Error

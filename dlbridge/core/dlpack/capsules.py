@@ -38,7 +38,7 @@ from .structs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 
 _TENSOR_OFFSET = 32  # of dl_tensor in DLManagedTensorVersioned; 0 in DLManagedTensor
@@ -198,10 +198,9 @@ def readable_by_numpy(capsule: object, immutable: bool, new_struct: bool) -> Rea
         address = get_pointer(capsule, LEGACY if immutable else CURRENT)
     except (ValueError, ctypes.ArgumentError):
         return None
-    fields: Sequence[int]
     if immutable:
         octets, at = tensor_at(address), _CODE_OFFSET
-        fields = TENSOR.unpack_from(octets)
+        fields = [*TENSOR.unpack_from(octets)]
     else:
         octets, at = managed_at(address), _TENSOR_OFFSET + _CODE_OFFSET
         major, _, _, _, flags, *fields = MANAGED.unpack_from(octets)

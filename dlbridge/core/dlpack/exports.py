@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 
 _LEGACY = struct.Struct(f"{TENSOR.format}QQ")  # dl_tensor, manager_ctx, deleter
-_UINT64 = struct.Struct("=Q")
 
 
 def export_array(
@@ -106,8 +105,8 @@ class OwnExport:
         self._capsule = array.__dlpack__(max_version=DLPACK_VERSION)
         self.managed_address = address_in(self._capsule)  # numpy has made it so
         if image is not None:
-            struct = managed_at(self.managed_address)
-            describe(image, struct, struct, versioned=True)
+            octets = managed_at(self.managed_address)
+            describe(image, octets, octets, versioned=True)
 
     @property
     def pointer(self) -> Any:
@@ -209,7 +208,7 @@ def _at_exit() -> None:
         held: Any = loan
         immortal(held)
         at = DELETER_OFFSETS[ctypes.sizeof(held.struct) == _LEGACY.size]
-        _UINT64.pack_into(held.struct, at, HARMLESS)
+        struct.pack_into("=Q", held.struct, at, HARMLESS)
 
 
 # The arguments of __dlpack__, by the rules of the array API standard 2025.12 ----------

@@ -9,15 +9,12 @@ import ctypes
 import struct
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from dlbridge.core.values.dtypes import DType, check_numbers
 from dlbridge.core.values.layout import compact_strides, reach, why_impossible
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import ADDRESS_DEVICES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DLPACK_VERSION: Final = (1, 3)
 MAX_NDIM: Final = 64  # numpy's limit
@@ -62,10 +59,8 @@ def read_fields(address: int, legacy: bool = False) -> Fields:
 
     ExchangeError says which rule of dlpack.h it breaks.
     """
-    flags = 0
-    tensor: Sequence[int]
     if legacy:
-        tensor = TENSOR.unpack(tensor_at(address))
+        flags, *tensor = 0, *TENSOR.unpack(tensor_at(address))
     else:
         major, minor, _, _, flags, *tensor = MANAGED.unpack(managed_at(address))
         if major != DLPACK_VERSION[0]:

@@ -473,9 +473,8 @@ def _refuse_torch(tensor: Tensor, device: Device) -> None:
     torch 2.13 answers the capsule with an internal error, which asks for a report to torch, or
     for kDLExtDev with the name of a module that is missing.
     """
-    torch = find_description("torch")
-    assert torch is not None  # it has answered for *device*
-    if device.type in (torch.device_types or ()) and torch.check is not None:
+    torch: Any = find_description("torch")
+    if device.type in torch.device_types and torch.check is not None:
         torch.check(tensor, device)
         return
     raise ExchangeError(

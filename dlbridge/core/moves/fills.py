@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlbridge.core.moves.copies import copy_elements, part_of, span_of
-from dlbridge.core.moves.plans import is_recording, recorded
+from dlbridge.core.moves.plans import recorded
 from dlbridge.core.moves.transfer import new_tensor
 from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.operand import host_array, operand_of
+from dlbridge.core.traces import is_recording
 from dlbridge.core.values.devices import CPU
 
 if TYPE_CHECKING:

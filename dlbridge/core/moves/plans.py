@@ -7,16 +7,14 @@ errors only.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
 from sys import modules
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.public import for_guests, public
-from dlbridge.core.traces import TRACES
+from dlbridge.core.traces import INSIDE, is_recording, logger, traces_of_this_thread
 from dlbridge.core.values.text import bytes_text, html_table
 
 if TYPE_CHECKING:
@@ -211,38 +209,6 @@ class Plan:
 # Records of what ran, for ``with dlbridge.trace() as t:`` and the log ---------------------
 
 
-def _mine() -> list[Any]:
-    """The traces that record this thread."""
-    me = threading.get_ident()
-    return [each for each in TRACES.copy() if each.thread in (None, me)]
-
-
-@cache
-def _logger() -> Any:
-    import logging
-
-    return logging.getLogger("dlbridge")
-
-
-class _Inside(threading.local):
-    copy = False
-
-
-_inside = _Inside()
-"""Whether this thread is in an operation that is recorded whole: its steps are not, once more."""
-
-
-def is_recording() -> bool:
-    """Whether a trace of this thread, or the log, takes what is copied now."""
-    if TRACES and _mine():
-        return not _inside.copy
-    if "logging" not in modules:  # who has not imported it has asked for no log
-        return False
-    log = _logger()
-    # The first question is a part of the second one, and takes a fifth of its time.
-    return (log.level or log.parent.level) <= 10 and log.isEnabledFor(10) and not _inside.copy
-
-
 def record_run(plan: Plan, before: Tensor | None, after: Tensor, seconds: float) -> None:
     """Give the traces of this thread, and the log, *plan*, which has made *after* of *before*."""
     plan.address, plan.result_address = (0 if t is None else t.data_ptr() for t in (before, after))
@@ -250,7 +216,7 @@ def record_run(plan: Plan, before: Tensor | None, after: Tensor, seconds: float)
 
 
 def _record(plan: Plan, seconds: float) -> None:
-    if _inside.copy:
+    if INSIDE.copy:
         return
     plan.seconds = seconds
     frame = sys._getframe(1)
@@ -258,10 +224,10 @@ def _record(plan: Plan, seconds: float) -> None:
         frame = frame.f_back
     code = frame.f_code
     plan.where = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
-    for active in _mine():
+    for active in traces_of_this_thread():
         active.plans.append(plan)
     if plan.nbytes and "logging" in modules:
-        _logger().debug("%s: %s; %s", plan._head(), plan.reasons, plan.took)
+        logger().debug("%s: %s; %s", plan._head(), plan.reasons, plan.took)
 
 
 def _is_ours(module: object) -> bool:
@@ -376,11 +342,11 @@ def as_one() -> AbstractContextManager[object]:
 
 @contextmanager
 def _as_one() -> Iterator[None]:
-    _inside.copy = True
+    INSIDE.copy = True
     try:
         yield
     finally:
-        _inside.copy = False
+        INSIDE.copy = False
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from dlbridge.core.moves.copies import (
     packed_bytes,
     span_of,
 )
-from dlbridge.core.moves.plans import Plan, is_recording, record_run, recorded
+from dlbridge.core.moves.plans import Plan, record_run, recorded
 from dlbridge.core.plugins.lookup import identity_of
 from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
@@ -32,7 +32,7 @@ from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.array_tensor import tensor_on
 from dlbridge.core.tensor.memory import Memory, access, new_memory
 from dlbridge.core.tensor.operand import operand_of, require_compact, wait_for_work
-from dlbridge.core.traces import TRACES
+from dlbridge.core.traces import TRACES, is_recording
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.text import bytes_text

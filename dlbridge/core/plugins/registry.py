@@ -192,8 +192,8 @@ def sharing(device_type: int) -> list[str]:
     could not be loaded is tried again when another backend has been loaded.
     """
     if device_type in _sharing:
-        loaded_then, registered_then, names = _sharing[device_type]
-        if loaded_then == LOADED and registered_then == _registered:
+        *then, names = _sharing[device_type]
+        if then == [LOADED, _registered]:
             return names
     registered = _registered.copy()
     for name in backends():

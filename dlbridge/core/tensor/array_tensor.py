@@ -12,6 +12,7 @@ from dlbridge.core.dlpack.foreign_tables import TABLE_NAMES
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.public import for_guests
+from dlbridge.core.traces import is_recording
 from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.dtypes import NUMPY_OWN, DType, alignment_of, from_numpy
 from dlbridge.core.values.layout import reach, why_impossible
@@ -137,7 +138,10 @@ class ArrayTensor(NumpyTensor):
 
     def numpy(self, copy: bool | None = False, force: bool = False) -> Array:
         """Return a numpy view, or a copy if *copy* is true."""
-        return methods.array_copy(self, self._array) if copy else self._array[...]
+        if copy:
+            array = self._array
+            return methods.array_copy(self, array) if is_recording() else array.copy()
+        return self._array[...]
 
     def _forget_memory(self) -> None:
         del self._array, self.__tensor_export__
