@@ -77,7 +77,7 @@ DETAILS = (
         "a consumer may delete a tensor in a thread that Python does not know, or after Python "
         "has ended",
         "numpy 2.1",
-        "core/dlpack/exports.py: export_capsule",
+        "core/dlpack/exports.py: export_array",
         "tests/safety/test_exit_safety.py::test_released_after_python_has_gone",
     ),
     Detail(
@@ -93,7 +93,7 @@ DETAILS = (
         "the struct in a new numpy capsule may be overwritten before a consumer has it",
         "numpy cannot describe bfloat16, other devices, offsets and flags",
         "numpy 2.1",
-        "core/dlpack/exports.py: Image.describe",
+        "core/dlpack/exports.py: describe",
         "tests/core/test_implementation_details.py::"
         "test_the_struct_of_a_new_capsule_may_be_overwritten",
     ),
