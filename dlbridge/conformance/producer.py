@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import weakref
 from functools import cache
 from math import prod
@@ -18,6 +19,8 @@ from dlbridge.abi import (
     set_name,
 )
 from dlbridge.protocol import HOST_DEVICES
+
+from .subject import NotOffered
 
 if TYPE_CHECKING:
     import numpy as np
@@ -194,6 +197,8 @@ def delete(struct: int, deleter: int) -> None:
 
 def delete_in_thread(struct: int, deleter: int) -> None:
     """Call a deleter in a thread that Python does not know."""
+    if sys.platform == "win32":
+        raise NotOffered("this system has no pthread_create")
     libc = ctypes.CDLL(None)
     thread = ctypes.c_ulong()
     at, argument = ctypes.c_void_p(deleter), ctypes.c_void_p(struct)
