@@ -51,10 +51,20 @@ $(VENV)/.base: pyproject.toml $(wildcard backends/*/pyproject.toml)
 	@# The build requirements once, not in an environment for each distribution: 25 s instead of 35.
 	$(BIN)/pip install -q -U pip hatchling editables
 	$(BIN)/pip install -q --no-build-isolation -e '.[pillow,matplotlib,ml_dtypes]' $(foreach name,$(BACKENDS),$(if $(wildcard backends/$(name)/pyproject.toml),-e backends/$(name)))
+	@touch $@
+
+# The OpenCL drivers of this machine are in the file's name: one that appears or goes is seen, by
+# make itself, which starts no program for it.
+SPACE := $() $()
+VENDORS := $(or $(OCL_ICD_VENDORS),/etc/OpenCL/vendors)
+DRIVERS := $(VENV)/.opencl-$(subst $(SPACE),+,$(sort $(notdir $(wildcard $(VENDORS)/*.icd))))
+
+$(DRIVERS): $(VENV)/.base
+	@rm -f $(VENV)/.opencl-*
 	$(BIN)/python tests/opencl_driver.py
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.base tests/requirements.txt
+$(VENV)/.test: $(VENV)/.base tests/requirements.txt | $(DRIVERS)
 	$(BIN)/pip install -q $(VERSIONS) -e '.[$(EXTRAS)]'
 	@# torch first, so that no other package chooses its version. For Linux, PyPI has its CUDA build,
 	@# of several GB; the CPU build would be enough.
@@ -72,7 +82,7 @@ $(VENV)/.docs: $(VENV)/.base
 
 setup: $(VENV)/.test
 
-demo: $(VENV)/.base
+demo: $(DRIVERS)
 	$(BIN)/python -m dlbridge demo $(PHOTO) $(if $(EXPECT),--expect $(EXPECT))
 
 # At the end, what this machine lacks for the tests that were skipped.
