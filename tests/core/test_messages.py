@@ -428,6 +428,10 @@ def test_each_call_that_a_hint_names_runs_on_each_device(hint, place, tmp_path):
     for call in calls:
         if "cuda" in call or any(f"backend('{name}')" in call for name in ("rocm", "oneapi")):
             continue  # not here
+        for name in re.findall(r"backend\('(\w+)'\)", call):
+            backend_or_skip(name)
+        for name in re.findall(r"like='(\w+)'", call):
+            peer(name)
         eval(call, given)
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from expected import backend_or_skip
 
 import dlbridge as bridge
 
@@ -10,6 +11,7 @@ A = np.arange(6.0).reshape(2, 3)
 
 @pytest.fixture(params=["cpu", "ext_dev:0", "opencl:0"])
 def tensor(request):
+    backend_or_skip(request.param.partition(":")[0])
     return bridge.to_device(A.copy(), request.param)
 
 
