@@ -38,6 +38,9 @@ _TOOLS = (4, 3, 5, 2)
 
 _BOUND = (MethodType, BuiltinMethodType)
 
+_QUIET = 100
+"""After so many calls that were none of interest the place of a parameter is looked at."""
+
 _MOST_BEGUN = 10_000
 """Exchanges that have begun and not ended: more are those whose calls have raised."""
 
@@ -45,7 +48,7 @@ _MOST_BEGUN = 10_000
 class _Code:
     """What is known of a code object of the program, as long as that lives."""
 
-    __slots__ = ("calls", "code", "events", "off", "sites", "targets")
+    __slots__ = ("calls", "code", "events", "off", "parameters", "sites", "targets")
 
     def __init__(self, code: CodeType, forget: Callable[[Any], object]) -> None:
         self.code = ref(code, forget)
@@ -53,6 +56,7 @@ class _Code:
         self.sites: dict[int, CallSite] = {}  # the calls that are watched
         self.targets: set[int] = set()  # the offsets behind exchanges
         self.off: set[int] = set()  # the offsets whose events were disabled
+        self.parameters: dict[str, set[int]] = {}  # of those the calls of parameters
         self.events = 0
 
 
@@ -152,6 +156,10 @@ class Monitor(Watcher):
                     return None
                 if known is None:
                     if type(callee) not in _BOUND or type(callee.__self__) is ModuleType:
+                        if site.parameter and error is None:
+                            site.quiet += 1
+                            if site.quiet > _QUIET and self._is_over(site, code, offset):
+                                return disable
                         return None
                     known, owner = known_of(callee)
                     arg0 = arg0 if owner is UNSEEN else owner
@@ -202,6 +210,40 @@ class Monitor(Watcher):
             return name == callee.__name__  # `self.function(x)` may be another one next time
         return True
 
+    def _is_over(self, site: CallSite, code: CodeType, offset: int) -> bool:
+        """Whether the call of a parameter need not be seen until its function starts again.
+
+        That start looks at the parameter (`_look_again`), so no other call of the function may be
+        running now: greenlets that wait cannot be found.
+        """
+        own = self._codes[id(code)]
+        if site.awaited or "greenlet" in sys.modules:
+            return False
+        self._listen(own, code, MONITORING.events.PY_START)
+        own.parameters.setdefault(site.parameter, set()).add(offset)
+        running = 0
+        for top in sys._current_frames().values():
+            frame: FrameType | None = top
+            while frame is not None:
+                running += frame.f_code is code
+                frame = frame.f_back
+        if running != 1:
+            site.quiet = -100 * _QUIET
+            return False
+        own.off.add(offset)
+        return True
+
+    def _look_again(self, own: _Code, frame: FrameType) -> None:
+        """Enable the calls of those parameters that are of interest in this call of a function."""
+        for name, offsets in own.parameters.copy().items():
+            if self.known(variable(frame, name))[0] is None:
+                continue
+            if offsets & own.off:
+                own.off -= offsets
+                MONITORING.restart_events()
+            for offset in offsets:
+                own.calls[offset].quiet = -100 * _QUIET
+
     def _begin(self, site: CallSite, known: Known, code: CodeType, arg0: Any, frame: int) -> None:
         if known.exchange.argument:
             self._called[frame] = site, known
@@ -220,13 +262,16 @@ class Monitor(Watcher):
         own = self._codes[id(code)]
         events = MONITORING.events
         if site.how == "return":
-            wanted = own.events | events.PY_RETURN | events.PY_YIELD
-        else:
-            wanted = own.events | events.INSTRUCTION
-            own.targets.add(site.after)
-            if site.after in own.off:
-                own.off.discard(site.after)
-                MONITORING.restart_events()
+            self._listen(own, code, events.PY_RETURN | events.PY_YIELD)
+            return
+        own.targets.add(site.after)
+        if site.after in own.off:
+            own.off.discard(site.after)
+            MONITORING.restart_events()
+        self._listen(own, code, events.INSTRUCTION)
+
+    def _listen(self, own: _Code, code: CodeType, events: int) -> None:
+        wanted = own.events | events
         if wanted != own.events:
             own.events = wanted
             MONITORING.set_local_events(self._tool, code, wanted)
@@ -264,9 +309,13 @@ class Monitor(Watcher):
         return None
 
     def _on_start(self, code: CodeType, _offset: int) -> None:
-        """A described function begins whose array is not its first argument."""
+        """A described function begins whose array is not its first argument, or a program's."""
         try:
             frame = sys._getframe(1)
+            own = self._codes.get(id(code))
+            if own is not None:
+                self._look_again(own, frame)
+                return
             called = self._called.pop(id(frame.f_back), None)
             if called is not None and called[1].code is code:
                 site, known = called

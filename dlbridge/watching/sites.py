@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import inspect
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ class CallSite:
 
     __slots__ = (
         *("after", "argument", "awaited", "callee", "code", "filename", "function", "how"),
-        *("arguments", "line", "name", "until"),
+        *("arguments", "line", "name", "parameter", "quiet", "until"),
     )
 
     after: int
@@ -33,6 +34,8 @@ class CallSite:
         self.arguments = -1  # how many it has, where that is written there
         self.argument = ""  # the variable that is its first argument, if it is one
         self.callee = ""  # "fixed", "attribute x", or empty: a variable, which may change
+        self.parameter = ""  # the parameter that is called, if nothing else is stored there
+        self.quiet = 0  # the calls that have called nothing of interest
 
     def is_returned(self, code: CodeType, offset: int) -> bool:
         """Whether the instruction of *code* at *offset* returns or yields the result."""
@@ -170,6 +173,26 @@ def _look_back(site: CallSite, steps: list[_Step], number: int, code: CodeType) 
         at -= 1
     if at >= 0:
         site.callee = _callee(steps[at], steps, code)
+        if not site.callee and _is_parameter(steps[at], steps, code):
+            site.parameter = steps[at].argval
+
+
+def _is_parameter(step: _Step, steps: list[_Step], code: CodeType) -> bool:
+    """Whether *step* loads a parameter of *code* that has one value in each call of it."""
+    return (
+        step.opname.startswith("LOAD_FAST")
+        and step.argval in _parameters(code)
+        and not any(_stores(each, step.argval) for each in steps)
+        and not code.co_flags & _SUSPENDED
+    )
+
+
+_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _parameters(code: CodeType) -> tuple[str, ...]:
+    flags = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + flags.bit_count()]
 
 
 def _callee(step: _Step, steps: list[_Step], code: CodeType) -> str:
@@ -180,8 +203,7 @@ def _callee(step: _Step, steps: list[_Step], code: CodeType) -> str:
     if not _is_name(step) or step.opname.startswith(("LOAD_DEREF", "LOAD_CLASSDEREF")):
         return ""
     name = step.argval
-    inner = code.co_argcount + code.co_kwonlyargcount + (code.co_flags & 12).bit_count()
-    if step.opname.startswith("LOAD_FAST") and name in code.co_varnames[:inner]:
+    if step.opname.startswith("LOAD_FAST") and name in _parameters(code):
         return ""
     before = [
         steps[at - 1].opname if at else "" for at, each in enumerate(steps) if _stores(each, name)

@@ -227,6 +227,73 @@ def test_a_variable_that_calls_something_else_later():
     assert (row.calls, row.function.rpartition(".")[2]) == (1, "apply")
 
 
+def test_a_parameter_that_calls_something_else_later():
+    """Its place is switched off in a loop, and looked at again where its function starts."""
+
+    def loop(function, x, turns):
+        for _ in range(turns):
+            made = function(x)
+        return made
+
+    def both(function, other):
+        for _ in range(300):
+            other(())
+            if function is bridge.asarray:
+                function(np.zeros(3))
+        if function is len:
+            both(bridge.asarray, len)
+
+    with bridge.watch() as exchanges:
+        for function in (len, bridge.asarray, len, bridge.from_dlpack):
+            loop(function, np.zeros(2), 300)
+        both(len, len)
+    counted = {(row.function.rpartition(".")[2], row.calls) for row in exchanges}
+    assert counted == {("loop", 600), ("both", 300)}
+
+
+def test_a_parameter_of_a_function_that_runs_twice_at_once():
+    """What it calls in the outer call is seen, though the inner one calls something else."""
+
+    def loop(function, turns, inner=None):
+        if inner is not None:
+            inner()
+        for _ in range(turns):
+            function(np.zeros(2))
+
+    with bridge.watch() as exchanges:
+        loop(bridge.asarray, 5, lambda: loop(len, 300))
+    (row,) = exchanges.rows
+    assert row.calls == 5
+
+
+@pytest.mark.skipif(not MONITORING, reason="sys.monitoring came with CPython 3.12")
+def test_a_tight_loop_makes_few_events(monkeypatch):
+    """Costs: a tight loop of plain Python calls, whose callee is a parameter, too."""
+    from dlbridge.watching import monitoring
+
+    seen, original = [], monitoring.Monitor._call_event
+
+    def counting(self):
+        on_call = original(self)
+
+        def counted(code, *arguments):
+            seen.append(code.co_name)
+            return on_call(code, *arguments)
+
+        return counted
+
+    def loop(function):
+        for _ in range(10_000):
+            function(1)
+
+    monkeypatch.setattr(monitoring.Monitor, "_call_event", counting)
+    monkeypatch.delitem(sys.modules, "greenlet", raising=False)
+    with bridge.watch():
+        for _ in range(3):
+            loop(abs)
+    assert seen.count("loop") < 500
+
+
 # Where it is ------------------------------------------------------------------------------
 
 
