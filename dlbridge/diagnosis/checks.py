@@ -68,12 +68,12 @@ def check_all(*, quick: bool = False, only: Sequence[str] = ()) -> Iterator[Find
         yield from check_vulkan_drivers()
     yield from check_backends(all_backends())
     if here == ["cpu"] and "DLBRIDGE_BACKENDS" not in os.environ:
-        command, _, where = INSTALLATION["opencl"].partition(",")
+        command, comma, where = INSTALLATION["opencl"].partition(",")
         yield Finding(
             "note",
             "backends",
             f"only the backend cpu is installed; for other devices: {command}, or "
-            f"vulkan, cuda and so on,{where}",
+            f"vulkan, cuda and so on{comma}{where}",
         )
     if not quick:
         for name in PEERS:

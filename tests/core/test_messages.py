@@ -500,6 +500,27 @@ def test_a_device_without_a_backend_as_a_library(monkeypatch):
             function(np.ones(3))
 
 
+class FromIndex:
+    """The metadata of a dlbridge that pip took by its name: it has no direct_url.json."""
+
+    def read_text(self, name):
+        assert name == "direct_url.json"
+
+
+def test_a_backend_is_named_as_pip_finds_it_where_dlbridge_came_from(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: FromIndex())
+    for name, words in (
+        ("cuda", "pip install dlbridge-cuda"),
+        ("torch-npu", "pip install dlbridge-torch"),
+        ("ext_dev", "pip install backends/fake, in the folder with dlbridge's source"),
+    ):
+        monkeypatch.delitem(LOADED, name, raising=False)
+        with pytest.raises(bridge.BackendUnavailable) as told:
+            bridge.backend(name)
+        assert str(told.value).endswith(f"; try: {words}")
+
+
 def test_accepts_takes_like_by_name_too():
     assert bridge.accepts(like="numpy")(lambda x: x.sum(0))(bridge.ones(3)).item() == 3
 

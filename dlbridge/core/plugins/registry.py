@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from ctypes import ArgumentError
 from functools import lru_cache
@@ -45,15 +45,47 @@ GROUP = "dlbridge.backends"
 BUILT_IN = "cpu"
 """The backend that is part of dlbridge: it needs no installed metadata."""
 
-SOURCE = ", in the folder with dlbridge's source (it is not on PyPI yet)"
-_FOLDERS = (
-    "cuda cuda_host:cuda cuda_managed:cuda ext_dev:fake oneapi opencl rocm rocm_host:rocm vulkan "
-    "torch-:torch webgpu"
-)
-INSTALLATION = {
-    name: f"pip install backends/{folder or name}{SOURCE}"
-    for name, _, folder in (pair.partition(":") for pair in _FOLDERS.split())
+_FOLDERS = {
+    **{name: name for name in ("cuda", "oneapi", "opencl", "rocm", "vulkan", "webgpu")},
+    "cuda_host": "cuda",
+    "cuda_managed": "cuda",
+    "rocm_host": "rocm",
+    "ext_dev": "fake",
+    "torch-": "torch",
 }
+
+
+class _Commands(Mapping[str, str]):
+    """By the name of the device, how a backend of this project is installed."""
+
+    def __getitem__(self, name: str) -> str:
+        folder = _FOLDERS[name]
+        # The simulated device is on no index.
+        if folder != "fake" and is_from_index():
+            return f"pip install dlbridge-{folder}"
+        return f"pip install backends/{folder}, in the folder with dlbridge's source"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_FOLDERS)
+
+    def __len__(self) -> int:
+        return len(_FOLDERS)
+
+
+def is_from_index() -> bool:
+    """Whether dlbridge came by its name, so that pip finds its backends by theirs, too.
+
+    From a folder, a file or a repository pip writes ``direct_url.json`` (PEP 610).
+    """
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        return distribution("dlbridge").read_text("direct_url.json") is None
+    except PackageNotFoundError:  # sources on the path
+        return False
+
+
+INSTALLATION: Mapping[str, str] = _Commands()
 """How the backends of this project are installed: a command and where it works, by the name of the
 device."""
 
