@@ -161,3 +161,70 @@ def test_what_the_documents_name_is_there(page):
 )
 def test_a_name_that_is_not_there_is_found(span):
     assert fault(span)
+
+
+INSTALL = re.compile(r"pip install ([^`\n\"(;#&]*)")
+WORD = re.compile(r"([\w./-]+)(?:\[([\w,-]+)\])?")
+OTHERS = {"intel-opencl-rt"}
+"""Packages of others that no pyproject.toml names."""
+
+
+@cache
+def projects():
+    """Each distribution and its table in pyproject.toml."""
+    found = {}
+    for path in [ROOT / "pyproject.toml", *ROOT.glob("backends/*/pyproject.toml")]:
+        project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+        found[project["name"]] = project
+        found[path.parent.relative_to(ROOT).as_posix()] = project
+    return found
+
+
+def normal(name):
+    return name.lower().replace("_", "-")
+
+
+@cache
+def packages_of_others():
+    """What the distributions need, always or as an extra."""
+    needs = [
+        need
+        for project in projects().values()
+        for group in (project["dependencies"], *project.get("optional-dependencies", {}).values())
+        for need in group
+    ]
+    return OTHERS | {normal(WORD.match(need)[1]) for need in needs}
+
+
+def unknown_in(command):
+    """The words after ``pip install`` that name neither a package of ours nor one that is known."""
+    found, of_option = [], False
+    for word in command.replace("{folder}", "opencl").replace("'", "").split():
+        if of_option or word.startswith("-"):
+            of_option = word in ("--find-links", "--index-url")
+            continue
+        name, extras = WORD.match(word).groups()
+        if name in projects():
+            known = {normal(extra) for extra in projects()[name].get("optional-dependencies", ())}
+            found += [word] * (not set(map(normal, (extras or "").split(","))) <= known | {""})
+        elif normal(name) not in packages_of_others():
+            found.append(word)
+        if word.endswith(","):
+            break  # the sentence goes on
+    return found
+
+
+def test_each_package_that_is_to_be_installed_is_built_here_or_known():
+    files = [path for path in sources() if "tests" not in path.relative_to(ROOT).parts]
+    commands = [
+        (path.relative_to(ROOT).as_posix(), command)
+        for path in [*PAGES, *ROOT.glob("backends/*/README.md"), *files]
+        for command in INSTALL.findall(path.read_text(encoding="utf-8"))
+        if command and "{package}" not in command
+    ]
+    assert len(commands) > 40
+    assert [(path, command) for path, command in commands if unknown_in(command)] == []
+    assert unknown_in("-e . dlbridge-opencl dlbridge[no] nothing, in words") == [
+        "dlbridge[no]",
+        "nothing,",
+    ]
