@@ -20,7 +20,7 @@ NOT_RUN := $(abspath $(VENV))/not-run
 # All tests but those that need hardware, or minutes each.
 ALL := -m 'not gpu and not amd and not stress'
 
-.PHONY: help setup demo test test-quick test-all test-core test-backends test-opencl-platforms test-new-backend pythons test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels storm clean
+.PHONY: help setup demo test test-quick test-all test-core test-backends test-opencl-platforms test-new-backend pythons test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels release-rehearsal storm clean
 
 help:
 	@echo "make demo     a photograph through every backend of this machine"
@@ -42,6 +42,7 @@ help:
 	@echo "make docs     build the site into build/docs, and run every example of the documents"
 	@echo "make site     only the site"
 	@echo "make wheels   build every distribution into dist/, and check it"
+	@echo "make release-rehearsal   all of a release but the upload, in new environments (minutes)"
 	@echo "make test-gpu, make bench-gpu   on a machine with an NVIDIA GPU"
 	@echo "make test-amd   on a machine with an AMD GPU"
 
@@ -226,5 +227,10 @@ wheels: $(VENV)/.base
 	$(BIN)/pip install -q -e '.[release]'
 	$(BIN)/python tests/wheels.py
 
+# All of a release but the upload (docs/releasing.md), with a line for each step: minutes.
+release-rehearsal: $(VENV)/.base
+	$(BIN)/pip install -q -e '.[rehearsal]'
+	$(BIN)/python tests/release.py
+
 clean:
-	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache docs/api build/docs dist demo.png
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache docs/api build dist demo.png

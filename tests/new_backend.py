@@ -1,7 +1,8 @@
 """A backend as `new-backend` writes it, in a new environment with the wheel and its extra `testing`.
 
 `make test-new-backend`: what somebody else has who begins a backend. The commands are those of the
-workflow in the project itself, which no forge has run here.
+workflow in the project itself, which no forge has run here. With a path it takes that wheel, and
+else it builds one.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ VARIABLE = re.compile(r"^ {10}([A-Z_]+): (\S+)$", re.MULTILINE)
 
 
 def main() -> int:
-    """Build the wheel, install it, write the project, and do what its workflow does."""
+    """Install the wheel, write the project, and do what its workflow does."""
     with tempfile.TemporaryDirectory() as folder:
         dist, venv = Path(folder, "dist"), Path(folder, "venv")
-        call([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(dist)], ROOT)
+        wheels = [Path(argument).resolve() for argument in sys.argv[1:]]
+        if not wheels:
+            build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(dist)]
+            call(build, ROOT)
+            wheels = list(dist.glob("*.whl"))
+        (wheel,) = wheels
         call([sys.executable, "-m", "venv", str(venv)], ROOT)
-        (wheel,) = dist.glob("*.whl")
         programs = venv / ("Scripts" if sys.platform == "win32" else "bin")
         outside = {name: value for name, value in os.environ.items() if not is_ours(name)}
         variables = {**outside, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}

@@ -26,18 +26,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tag", help="v1.2.3 for dlbridge, NAME-v1.2.3 for a backend")
     tag = parser.parse_args().tag
-    folders = {"dlbridge": ROOT} | {
-        f"dlbridge-{path.parent.name}": path.parent
-        for path in sorted(ROOT.glob("backends/*/pyproject.toml"))
-    }
+    wanted = folders()
     if tag:
         name, version = of_tag(tag)
-        if name not in folders:
-            sys.exit(f"tag {tag}: there is no {name}; there are {', '.join(folders)}")
-        folders = {name: folders[name]}
+        if name not in wanted:
+            sys.exit(f"tag {tag}: there is no {name}; there are {', '.join(wanted)}")
+        wanted = {name: wanted[name]}
     if DIST.exists() and any(DIST.iterdir()):
         sys.exit(f"{DIST} is not empty: what is in it would be uploaded, too; delete it first")
-    for name, folder in folders.items():
+    for name, folder in wanted.items():
         print(f"building {name}", flush=True)
         call(sys.executable, "-m", "build", "--outdir", str(DIST), str(folder))
     call(sys.executable, "-m", "twine", "check", "--strict", *map(str, sorted(DIST.iterdir())))
@@ -46,9 +43,15 @@ def main() -> int:
         faults.append(f"tag {tag}: the version in pyproject.toml is another one")
     if faults:
         sys.exit("\n".join(faults))
-    if "dlbridge" in folders:
+    if "dlbridge" in wanted:
         use(next(DIST.glob("dlbridge-*.whl")))
     return 0
+
+
+def folders() -> dict[str, Path]:
+    """Each distribution and the folder of its pyproject.toml, dlbridge first."""
+    backends = sorted(ROOT.glob("backends/*/pyproject.toml"))
+    return {"dlbridge": ROOT} | {f"dlbridge-{path.parent.name}": path.parent for path in backends}
 
 
 def of_tag(tag: str) -> tuple[str, str]:
