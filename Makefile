@@ -20,7 +20,7 @@ NOT_RUN := $(abspath $(VENV))/not-run
 # All tests but those that need hardware, or minutes each.
 ALL := -m 'not gpu and not amd and not stress'
 
-.PHONY: help setup demo test test-quick test-all test-core test-backends test-opencl-platforms test-new-backend pythons test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels release-rehearsal storm clean
+.PHONY: help setup demo test test-quick test-all test-core test-backends test-opencl-platforms test-new-backend pythons test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench history bench-write bench-gpu docs site wheels release-rehearsal storm clean
 
 help:
 	@echo "make demo     a photograph through every backend of this machine"
@@ -38,6 +38,7 @@ help:
 	@echo "make stress   the long tests: races, exits 100 of 100"
 	@echo "make storm    random operations under signals and forks, SECONDS=300 of them"
 	@echo "make bench    the benchmarks beside the peers: fails if a ratio is worse than in docs/benchmarks/"
+	@echo "make history   adds a line of ratios to docs/benchmarks/history, and draws its plots anew (minutes)"
 	@echo "make bench-write   measures the tables of docs/benchmarks/ anew"
 	@echo "make docs     build the site into build/docs, and run every example of the documents"
 	@echo "make site     only the site"
@@ -196,6 +197,11 @@ bench: $(VENV)/.test
 	@worse=0; for what in exchange ffi pack astype; do \
 	  $(BIN)/python tests/benchmarks/measure.py $$what --against docs/benchmarks/$$what.md || worse=1; \
 	done; $(BIN)/python tests/benchmarks/calls.py --check || worse=1; exit $$worse
+
+# Each night: ratios in short, over the commits (.ci/history commits them).
+history: $(VENV)/.test
+	$(BIN)/python tests/benchmarks/history.py record
+	$(BIN)/python tests/benchmarks/history.py plot
 
 # On a machine that does nothing else.
 bench-write: $(VENV)/.test

@@ -1,4 +1,4 @@
-"""The issue of the scheduled run: one, which each failure updates (.ci/report)."""
+"""The scheduled run: one issue, which each failure updates; the ratios, which each night commits."""
 
 from __future__ import annotations
 
@@ -34,3 +34,30 @@ def test_a_failure_opens_one_issue_or_updates_it(tmp_path, number, call):
     assert call in text
     assert URL in text.partition(call)[2]
     assert text.count("issue create") + text.count("issue edit") == 1
+
+
+def git(folder, *arguments):
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_night_pushes_its_ratios_and_nothing_else(tmp_path):
+    remote, clone = tmp_path / "remote", tmp_path / "clone"
+    git(tmp_path, "init", "-q", "--bare", "-b", "main", str(remote))
+    git(tmp_path, "clone", "-q", str(remote), str(clone))
+    history = clone / "docs" / "benchmarks" / "history"
+    history.mkdir(parents=True)
+    (history / "exchange.csv").write_text("commit\na\n")
+    (clone / "other").write_text("1")
+    git(clone, "add", ".")
+    git(clone, "commit", "-q", "-m", "first")
+    git(clone, "push", "-q", "origin", "HEAD:refs/heads/main")
+    command = [ROOT / ".ci/history", str(remote), "main"]
+    said = subprocess.run(command, cwd=clone, check=True, capture_output=True, text=True).stdout
+    assert said == "no new line\n"
+    (history / "exchange.csv").write_text("commit\na\nb\n")
+    (history / "ffi.csv").write_text("commit\nb\n")
+    (clone / "other").write_text("2")
+    subprocess.run(command, cwd=clone, check=True)
+    changed = git(remote, "diff", "--name-only", "main~1", "main").split()
+    assert changed == [f"docs/benchmarks/history/{name}.csv" for name in ("exchange", "ffi")]
