@@ -6,7 +6,7 @@ import inspect
 import sys
 import sysconfig
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.extending import (
@@ -19,7 +19,6 @@ from dlbridge.extending import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
-    from types import CodeType
 
     from dlbridge.libraries import Exchange
 
@@ -44,7 +43,7 @@ class Known(NamedTuple):
     code: CodeType | None
     """Of a Python function."""
     inner: CodeType | None
-    """Of that which it wraps, or its own."""
+    """Of that which it wraps or its own, or a class's ``__init__``."""
     arguments: int
     """How many are written in a call with the array alone: none, of a method."""
     is_fixed: bool
@@ -109,10 +108,11 @@ class Callables:
             gives = exchange.result == "moved" or not exchange.makes.startswith(f"{name}.")
             is_method = isinstance(owner, type) and gives
             code = getattr(thing, "__code__", None) if isinstance(thing, FunctionType) else None
-            inner = getattr(inspect.unwrap(thing), "__code__", None) if code else None
             fixed = exchange.result in ("shared", "copied")
             prefix = "" if exchange.result == "moved" else exchange.makes.partition(".")[0]
-            new.setdefault(thing, Known(exchange, name, code, inner, not is_method, fixed, prefix))
+            new.setdefault(
+                thing, Known(exchange, name, code, _inner(thing), not is_method, fixed, prefix)
+            )
         self._missing[name] = missing
 
     def is_own(self, filename: str) -> bool:
@@ -142,6 +142,13 @@ def is_installed(filename: str) -> bool:
 def _is_incomplete(name: str) -> bool:
     """Whether *name* is being imported, by importlib's mark, which has no public name."""
     return bool(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False))
+
+
+def _inner(thing: Any) -> CodeType | None:
+    if isinstance(thing, type):
+        thing = vars(thing).get("__init__")
+    code = getattr(inspect.unwrap(thing), "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def _thing_of(path: str, name: str) -> tuple[Any, Any]:

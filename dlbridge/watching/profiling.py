@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import sys
 import threading
 from time import perf_counter
@@ -89,6 +90,7 @@ class Profiler(Watcher):
             called = self._called.pop(id(frame), None)
             if called is not None:
                 self._users.discard(called[1])
+                arg = _made(frame) if arg is None else arg
                 if arg is not None:
                     return self.ended(called[0], arg, frame)
         elif event == "c_return":
@@ -162,12 +164,30 @@ class Profiler(Watcher):
         known = self._functions.get(id(frame.f_code))
         if known is None:
             return
+        # What C code or a class runs by this function: its caller itself, not a library within.
+        if known.code is None and self.callables.is_own(user.f_code.co_filename):
+            return
         while user is not None and self.callables.is_own(user.f_code.co_filename):
             user = user.f_back
         if user is None or id(user) in self._users:
             return  # the outermost exchange counts
-        name = known.exchange.argument or frame.f_code.co_varnames[0]
+        name = known.exchange.argument or frame.f_code.co_varnames[_is_init(frame)]
         begun = self.begun(self._place(user), known, variable(frame, name))
         if begun is not None:
             self._users.add(id(user))
             self._called[id(frame)] = begun, id(user)
+
+
+def _is_init(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "__init__"
+
+
+def _made(frame: FrameType) -> Any:
+    """The object whose ``__init__`` returns in *frame*; None if it raises, or is another one."""
+    code = frame.f_code
+    if not _is_init(frame) or code.co_code[frame.f_lasti] != _RETURN:
+        return None
+    return variable(frame, code.co_varnames[0])
+
+
+_RETURN = dis.opmap["RETURN_VALUE"]

@@ -12,7 +12,7 @@ import pytest
 import dlbridge as bridge
 from tests.support.peers import peer
 
-# Of CPython 3.11, which makes no event for functions that Cython or a class has.
+# Of CPython 3.11, which makes no event for functions of Cython and classes of C.
 UNSEEN_ON_311 = sys.version_info < (3, 12)
 
 NUMPY, TORCH, JAX, FFI = "numpy.ndarray", "torch.Tensor", "jax.Array", "tvm_ffi.Tensor"
@@ -34,7 +34,7 @@ ROWS = [
     ("np.asarray(t, dtype='float64')", TORCH, NUMPY, "copied"),
     ("np.array(t)", TORCH, NUMPY, "copied"),
     ("np.from_dlpack(t)", TORCH, NUMPY, "shared"),
-    ("np.stack(tensors)", f"list of {TORCH}", NUMPY, "copied", "C"),
+    ("np.stack(tensors)", f"list of {TORCH}", NUMPY, "copied"),
     ("t.tolist()", TORCH, "list", "copied"),
     ("one.item()", TORCH, "number", "copied"),
     ("jnp.array(a)", NUMPY, JAX, "copied"),
@@ -51,12 +51,12 @@ ROWS = [
     ("arrow.to_numpy()", ARROW, NUMPY, "shared", "C"),
     ("chunks.to_numpy()", "pyarrow.ChunkedArray", NUMPY, "copied", "C"),
     ("arrow.to_pylist()", ARROW, "list", "copied", "C"),
-    ("pandas.Series(a)", NUMPY, SERIES, "copied", "C"),
-    ("pandas.Series(a, copy=False)", NUMPY, SERIES, "shared", "C"),
+    ("pandas.Series(a)", NUMPY, SERIES, "copied"),
+    ("pandas.Series(a, copy=False)", NUMPY, SERIES, "shared"),
     ("series.to_numpy()", SERIES, NUMPY, "shared"),
     ("frame.to_numpy()", FRAME, NUMPY, "copied"),
     ("torch.tensor(series)", SERIES, TORCH, "copied"),
-    ("polars.Series(a)", NUMPY, POLARS, "shared", "C"),
+    ("polars.Series(a)", NUMPY, POLARS, "shared"),
     ("column.to_numpy()", POLARS, NUMPY, "shared"),
     ("column.to_torch()", POLARS, TORCH, "copied"),
     ("column.to_arrow()", POLARS, ARROW, "shared"),
@@ -206,4 +206,5 @@ def is_shared(call, made):
 
 
 def test_there_are_forty_exchanges():
-    assert len([row for row in ROWS if row[3]]) >= 40
+    """On each CPython."""
+    assert len([row for row in ROWS if row[3] and not (UNSEEN_ON_311 and row[4:])]) >= 40
