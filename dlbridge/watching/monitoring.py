@@ -109,7 +109,7 @@ class Monitor(Watcher):
         return {
             events.CALL: self._call_event(),
             events.C_RAISE: self._on_raise,
-            events.INSTRUCTION: self._on_instruction,
+            events.INSTRUCTION: self._instruction_event(),
             events.PY_START: self._on_start,
             events.PY_RETURN: self._on_return,
             events.PY_YIELD: self._on_return,
@@ -137,10 +137,9 @@ class Monitor(Watcher):
     def _call_event(self) -> Callable[[CodeType, int, Any, Any], Any]:
         """The function that CPython calls before each call that is not disabled."""
         codes, disable = self._codes, MONITORING.DISABLE
-        known_of, table = self.known, self.callables.table
+        known_of, table, getframe = self.known, self.callables.table, sys._getframe
 
         def on_call(code: CodeType, offset: int, callee: Any, arg0: Any) -> Any:
-            error = None
             try:
                 own = codes.get(id(code))
                 site = None if own is None else own.sites.get(offset)
@@ -148,28 +147,24 @@ class Monitor(Watcher):
                     site = self._first(code, offset, callee)
                     if site is None:
                         return disable
-                if site.awaited:
-                    error = self._awaited(site, offset, id(sys._getframe(1)), arg0)
-                try:
-                    known = table.get(callee)
-                except unless_handler(Exception):  # it has no hash
-                    return None
-                if known is None:
-                    if type(callee) not in _BOUND or type(callee.__self__) is ModuleType:
-                        if site.parameter and error is None:
-                            site.quiet += 1
-                            if site.quiet > _QUIET and self._is_over(site, code, offset):
-                                return disable
+                error = self._awaited(site, offset, arg0) if site.awaited else None
+                if error is None:
+                    try:
+                        known = table.get(callee)
+                    except unless_handler(Exception):  # it has no hash
                         return None
-                    known, owner = known_of(callee)
-                    arg0 = arg0 if owner is UNSEEN else owner
-                if known is not None and error is None:
-                    self._begin(site, known, code, arg0, id(sys._getframe(1)))
+                    if known is None:
+                        if type(callee) not in _BOUND or type(callee.__self__) is ModuleType:
+                            return self._quiet(site, code, offset) if site.parameter else None
+                        known, owner = known_of(callee)
+                        arg0 = arg0 if owner is UNSEEN else owner
+                    if known is not None:
+                        self._begin(site, known, code, arg0, id(getframe(1)))
+                    return None
             except unless_handler(Exception) as exc:
                 self.failed(exc)
-            if error is not None:
-                raise error
-            return None
+                return None
+            raise error
 
         return on_call
 
@@ -210,15 +205,16 @@ class Monitor(Watcher):
             return name == callee.__name__  # `self.function(x)` may be another one next time
         return True
 
-    def _is_over(self, site: CallSite, code: CodeType, offset: int) -> bool:
-        """Whether the call of a parameter need not be seen until its function starts again.
+    def _quiet(self, site: CallSite, code: CodeType, offset: int) -> Any:
+        """Disable the call of a parameter, as long as its function does not start again.
 
         That start looks at the parameter (`_look_again`), so no other call of the function may be
         running now: greenlets that wait cannot be found.
         """
+        site.quiet += 1
+        if site.quiet <= _QUIET or site.awaited or "greenlet" in sys.modules:
+            return None
         own = self._codes[id(code)]
-        if site.awaited or "greenlet" in sys.modules:
-            return False
         self._listen(own, code, MONITORING.events.PY_START)
         own.parameters.setdefault(site.parameter, set()).add(offset)
         running = 0
@@ -229,9 +225,9 @@ class Monitor(Watcher):
                 frame = frame.f_back
         if running != 1:
             site.quiet = -100 * _QUIET
-            return False
+            return None
         own.off.add(offset)
-        return True
+        return MONITORING.DISABLE
 
     def _look_again(self, own: _Code, frame: FrameType) -> None:
         """Enable the calls of those parameters that are of interest in this call of a function."""
@@ -251,7 +247,7 @@ class Monitor(Watcher):
         begun = self.begun(site, known, arg0)
         if begun is None:
             return
-        if known.code is None:
+        if known.code is None and not site.is_followed:
             self._follow(site, code)
         if len(self._begun) > _MOST_BEGUN:
             self._begun.clear()
@@ -263,12 +259,13 @@ class Monitor(Watcher):
         events = MONITORING.events
         if site.how == "return":
             self._listen(own, code, events.PY_RETURN | events.PY_YIELD)
-            return
-        own.targets.add(site.after)
-        if site.after in own.off:
-            own.off.discard(site.after)
-            MONITORING.restart_events()
-        self._listen(own, code, events.INSTRUCTION)
+        else:
+            own.targets.add(site.after)
+            if site.after in own.off:
+                own.off.discard(site.after)
+                MONITORING.restart_events()
+            self._listen(own, code, events.INSTRUCTION)
+        site.is_followed = True
 
     def _listen(self, own: _Code, code: CodeType, events: int) -> None:
         wanted = own.events | events
@@ -276,37 +273,45 @@ class Monitor(Watcher):
             own.events = wanted
             MONITORING.set_local_events(self._tool, code, wanted)
 
-    def _awaited(self, site: CallSite, offset: int, frame: int, arg0: Any) -> ExchangeError | None:
+    def _awaited(self, site: CallSite, offset: int, arg0: Any) -> ExchangeError | None:
+        frame = id(sys._getframe(2))
         begun = self._begun.get(frame)
         if begun is None or begun.site.after != offset or begun.site.code != site.code:
             return None
         del self._begun[frame]
         return self.ended(begun, arg0)
 
-    def _on_instruction(self, code: CodeType, offset: int) -> Any:
-        error = None
-        try:
-            own = self._codes.get(id(code))
-            if own is None:
-                return MONITORING.DISABLE
-            if offset not in own.targets:
-                own.off.add(offset)
-                return MONITORING.DISABLE
-            frame = sys._getframe(1)
-            begun = self._begun.get(id(frame))
-            if begun is None or begun.site.after != offset or begun.site.code != id(code):
+    def _instruction_event(self) -> Callable[[CodeType, int], Any]:
+        """The function that CPython calls at the instruction behind an exchange."""
+        codes, disable, all_begun = self._codes, MONITORING.DISABLE, self._begun
+        getframe = sys._getframe
+
+        def on_instruction(code: CodeType, offset: int) -> Any:
+            try:
+                own = codes.get(id(code))
+                if own is None:
+                    return disable
+                if offset not in own.targets:
+                    own.off.add(offset)
+                    return disable
+                frame = getframe(1)
+                begun = all_begun.get(id(frame))
+                if begun is None:
+                    return None
+                site = begun.site
+                if site.after != offset or site.code != id(code) or site.how == "call":
+                    return None
+                del all_begun[id(frame)]
+                seen = site.how == "store" and not begun.is_known
+                error = self.ended(begun, variable(frame, site.name) if seen else UNSEEN)
+            except unless_handler(Exception) as exc:
+                self.failed(exc)
                 return None
-            site = begun.site
-            if site.how == "call":
-                return None
-            del self._begun[id(frame)]
-            seen = site.how == "store" and not (begun.is_known)
-            error = self.ended(begun, variable(frame, site.name) if seen else UNSEEN)
-        except unless_handler(Exception) as exc:
-            self.failed(exc)
-        if error is not None:
-            raise error
-        return None
+            if error is not None:
+                raise error
+            return None
+
+        return on_instruction
 
     def _on_start(self, code: CodeType, _offset: int) -> None:
         """A described function begins whose array is not its first argument, or a program's."""

@@ -1,4 +1,9 @@
-"""A pytest plug-in: how many copies a test may make, ``pytest -p dlbridge.watching.plugin``."""
+"""A pytest plug-in: how many copies a test may make, ``pytest -p dlbridge.watching.plugin``.
+
+It has no entry point for pytest, which would load dlbridge, and watch tests that have a fixture
+`exchanges` of their own, wherever dlbridge is installed. A module ``dlbridge.watch`` would hide the
+function.
+"""
 
 from __future__ import annotations
 

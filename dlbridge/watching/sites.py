@@ -16,7 +16,7 @@ class CallSite:
 
     __slots__ = (
         *("after", "argument", "awaited", "callee", "code", "filename", "function", "how"),
-        *("arguments", "line", "name", "parameter", "quiet", "until"),
+        *("arguments", "is_followed", "line", "name", "parameter", "quiet", "until"),
     )
 
     after: int
@@ -35,6 +35,7 @@ class CallSite:
         self.argument = ""  # the variable that is its first argument, if it is one
         self.callee = ""  # "fixed", "attribute x", or empty: a variable, which may change
         self.parameter = ""  # the parameter that is called, if nothing else is stored there
+        self.is_followed = False  # whether the event at `after` is asked for
         self.quiet = 0  # the calls that have called nothing of interest
 
     def is_returned(self, code: CodeType, offset: int) -> bool:

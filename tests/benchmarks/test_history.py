@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from history import ABOUT, FOLDER, append, plot, ratios, read
+
+from tests.benchmarks.history import ABOUT, FOLDER, append, plot, ratios, read
 
 A, B = (dict(zip(ABOUT, (c, "2026-11-28", "Linux", "Python 3"), strict=True)) for c in "ab")
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import subprocess
 import sys
 import threading
 import tracemalloc
 import weakref
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ import pytest
 import dlbridge as bridge
 from tests.support.packages import install
 from tests.support.peers import peer
-from tests.support.scripts import run_script
+from tests.support.scripts import environment, run_script
 
 MONITORING = sys.version_info >= (3, 12)
 
@@ -103,6 +105,13 @@ def test_fail_on_at_a_function_of_c():
     a = np.zeros(3)
     with bridge.watch(fail_on=("copy",)), pytest.raises(bridge.ExchangeError, match=r"tensor of"):
         torch.tensor(a)
+
+
+def test_fail_on_where_the_result_goes_into_a_call_of_no_interest():
+    torch = peer("torch")
+    a = np.zeros(3)
+    with bridge.watch(fail_on="copy"), pytest.raises(bridge.ExchangeError, match=r"tensor of"):
+        len(torch.tensor(a))
 
 
 def test_our_own_moves_have_the_reason_of_their_plan(device):
@@ -671,9 +680,79 @@ assert sum(row.calls for row in exchanges) == 3
     )
 
 
+def test_a_million_exchanges_take_no_memory():
+    """Costs: no growth of memory over a million exchanges."""
+    program(
+        """
+import gc
+
+def exchange(a, n):
+    for _ in range(n):
+        made = a.tolist()
+
+def held():
+    gc.collect()
+    return sys.getallocatedblocks(), int(open("/proc/self/statm").read().split()[1])
+
+with bridge.watch() as exchanges:
+    exchange(np.zeros(1), 20_000)
+    blocks, pages = held()
+    exchange(np.zeros(1), 1_000_000)
+    now = held()
+assert exchanges.rows[0].calls == 1_020_000
+assert now[0] - blocks < 100 and now[1] - pages < 256, (blocks, pages, now)
+        """
+    )
+
+
+def test_coverage_beside_it(tmp_path):
+    if not find_spec("coverage"):
+        pytest.skip("coverage is not installed here")
+    (tmp_path / "mine.py").write_text(
+        PROGRAM
+        + "with bridge.watch() as exchanges:\n    take(300)\n"
+        + "print(sum(row.calls for row in exchanges))\n"
+        + "if exchanges is None:\n    take()\n"
+    )
+    variables = environment() | {"COVERAGE_CORE": "sysmon" if MONITORING else "ctrace"}
+    for arguments, said in ((["run", "mine.py"], "300"), (["report", "-m", "mine.py"], " 14")):
+        done = subprocess.run(
+            [sys.executable, "-m", "coverage", *arguments],
+            cwd=tmp_path,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
+
+
+def test_a_subinterpreter_beside_it():
+    """Its calls are not those of the program that watches, and hinder nothing."""
+    program(
+        """
+try:
+    import _interpreters as interpreters
+    run = interpreters.exec
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    run = interpreters.run_string
+
+with bridge.watch() as exchanges:
+    other = interpreters.create()
+    take(2)
+    assert run(other, "def f(g):\\n for _ in range(300): g(1)\\nf(abs)\\nimport json") is None
+    take(2)
+    interpreters.destroy(other)
+    take(2)
+assert exchanges.rows[0].calls == 6, exchanges
+        """
+    )
+
+
 def test_greenlets_that_change_between_an_exchange_and_its_result():
-    greenlet = peer("greenlet") if __import__("importlib").util.find_spec("greenlet") else None
-    if greenlet is None:
+    if not find_spec("greenlet"):
         pytest.skip("greenlet is not installed here")
     run_script(
         PROGRAM

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from expected import backend_or_skip
 
 import dlbridge as bridge
+from tests.support.expected_parts import backend_or_skip
 
 A = np.arange(6.0).reshape(2, 3)
 
