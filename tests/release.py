@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from wheels import FIRST, ROOT, check, folders
+from wheels import EXAMPLE, ROOT, check, folders
 
 PLACE = ROOT / "build" / "release"
 DIST, CLEAN, SBOM, LOG = (PLACE / name for name in ("dist", "clean", "sbom", "log.txt"))
@@ -186,13 +186,13 @@ def metadata() -> str:
 
 
 def alone() -> str:
-    """The wheel of dlbridge in an empty environment: the README's first block, and doctor."""
+    """The wheel of dlbridge in an empty environment: the README's second example, and doctor."""
     python = installed("alone", wheel_of("dlbridge"))
-    example = FIRST.findall((ROOT / "README.md").read_text(encoding="utf-8"))[0]
+    example = EXAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))[1]
     run(python, "-I", "-c", example)
     said = run(python, "-I", "-m", "dlbridge", "doctor")
     inventory("dlbridge", python)
-    return f"the README's first block; doctor: {said.strip().splitlines()[-1]}"
+    return f"the README's second example; doctor: {said.strip().splitlines()[-1]}"
 
 
 def inventory(name: str, python: Path) -> None:

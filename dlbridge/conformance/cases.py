@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from threading import Barrier
@@ -112,6 +114,17 @@ class Offering:
     def __exit__(self, _kind: object, exc: BaseException | None, _at: object) -> None:
         if isinstance(exc, self._kinds):
             raise NotOffered(f"{self._otherwise}: {exc}") from exc
+
+
+def delete_in_thread(struct: int, deleter: int) -> None:
+    """Call a deleter in a thread that Python does not know."""
+    if sys.platform == "win32":
+        raise NotOffered("this system has no pthread_create")
+    libc = ctypes.CDLL(None)
+    thread = ctypes.c_ulong()
+    at, argument = ctypes.c_void_p(deleter), ctypes.c_void_p(struct)
+    libc.pthread_create(ctypes.byref(thread), None, at, argument)
+    libc.pthread_join(thread, None)
 
 
 def told(exc: BaseException) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import weakref
 from functools import cache
 from math import prod
@@ -19,8 +18,6 @@ from dlbridge.abi import (
     set_name,
 )
 from dlbridge.protocol import HOST_DEVICES
-
-from .subject import NotOffered
 
 if TYPE_CHECKING:
     import numpy as np
@@ -193,17 +190,6 @@ def taken(capsule: Any) -> tuple[int, int]:
 def delete(struct: int, deleter: int) -> None:
     """Call a deleter with the GIL held."""
     ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(deleter)(struct)
-
-
-def delete_in_thread(struct: int, deleter: int) -> None:
-    """Call a deleter in a thread that Python does not know."""
-    if sys.platform == "win32":
-        raise NotOffered("this system has no pthread_create")
-    libc = ctypes.CDLL(None)
-    thread = ctypes.c_ulong()
-    at, argument = ctypes.c_void_p(deleter), ctypes.c_void_p(struct)
-    libc.pthread_create(ctypes.byref(thread), None, at, argument)
-    libc.pthread_join(thread, None)
 
 
 def integer(pointer: Any) -> int:

@@ -18,6 +18,7 @@ from .cases import (
     Source,
     Table,
     address_of,
+    delete_in_thread,
     deleted_once,
     described,
     first_address,
@@ -28,7 +29,7 @@ from .cases import (
     require_equal,
     told,
 )
-from .producer import Described, capsule_of, delete, delete_in_thread, integer, set_device, shape_of
+from .producer import Described, capsule_of, delete, integer, set_device, shape_of
 from .subject import Fail, NotOffered, Subject
 
 case = TABLES = Table()
