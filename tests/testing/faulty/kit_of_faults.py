@@ -7,10 +7,10 @@ import time
 import pytest
 from dlbridge_fake import Array, Stream
 from dlbridge_fake.stream import by_handle
+from plugin_faulty import chosen
 
 from dlbridge.protocol import NativeArray, Span
 from dlbridge.testing import BackendTests
-from tests.testing.faulty.plugin_faulty import chosen
 
 FAULT, ONLY = chosen(), os.environ.get("DLBRIDGE_TEST_ONLY")
 

@@ -5,7 +5,7 @@ import os
 NAME = os.environ.get("DLBRIDGE_TEST_FAULT", "Sound")
 
 if NAME == "DriverImportedWithTheModule":
-    import tests.testing.faulty.slow_driver  # noqa: F401 - the fault
+    import slow_driver  # noqa: F401 - the fault
 elif NAME == "ImportStartsAThread":
     import threading
     import time
