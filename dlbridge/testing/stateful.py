@@ -153,6 +153,7 @@ class _Memory:
 
     def __init__(self, bits: Any, device: str, outside: Any = None) -> None:
         self.bits = bits.reshape(-1)
+        self.readonly = outside is not None and not outside.flags.writeable
         self.devices = {device}
         self.outside = outside  # an array of numpy that the memory belongs to
 
@@ -216,6 +217,14 @@ class _Live:
         """As many elements in each dimension."""
         return self if shape == self.shape else self.part(*map(slice, shape))
 
+    def copied(self, source: Any) -> bool:
+        """Whether *source* could be copied into it: what is read-only must be refused."""
+        if self.memory.readonly:
+            _must_be_refused(lambda: dlbridge.copy_(self.tensor, source), "read-only")
+            return False
+        dlbridge.copy_(self.tensor, source)
+        return True
+
     def same(self, dtype: str) -> _Live:
         """The same memory as elements of another type of the same size."""
         return self.view(self.tensor.view(dtype), self.bits)
@@ -246,7 +255,7 @@ extents = st.sampled_from([4, 8, 3, 7, 2, 1, 16, 5, 0])
 full = st.sampled_from([8, 16, 5, 7])
 shapes = st.one_of(st.tuples(full), st.tuples(full, full), st.lists(extents, max_size=3).map(tuple))
 dtypes = st.sampled_from([*WHOLE, *PACKED])
-ways = st.sampled_from(["upload", "copy", "zeros", "full", "numpy"])
+ways = st.sampled_from(["upload", "copy", "zeros", "full", "numpy", "readonly", "swapped"])
 slices = st.sampled_from(
     [*[np.s_[:]] * 3, *np.s_[1:, :-1, ::2, ::-1, -2::-2, 2:, 4:, :3, 1::3, 3:1]]
 )
@@ -325,7 +334,7 @@ class TensorMachine(RuleBasedStateMachine):
         return len(self._live) < AT_ONCE
 
     def _device(self, number: int) -> str:
-        return self.devices[number % len(self.devices)]
+        return self.devices[(number + 1) % len(self.devices)]  # of two, the host is the rarer one
 
     def _keep(self, made: _Live | None) -> Any:
         """What a rule returns for a new tensor."""
@@ -366,9 +375,14 @@ class TensorMachine(RuleBasedStateMachine):
             tensor = dlbridge.empty(shape, dtype, where)
             dlbridge.copy_(tensor, _upload(raw, shape, dtype))
             return self._new(tensor, bits)
-        if way == "numpy" and bits.size % 8 == 0:
+        if way in ("numpy", "readonly") and bits.size % 8 == 0:
             array = np.frombuffer(bytearray(raw + bytes(-len(raw) % 48)), "u1")
+            array.flags.writeable = way == "numpy"
             return self._new(_on_array(array, shape, dtype), bits, array)
+        if way == "swapped" and _numpy_has(dtype):
+            array = np.frombuffer(raw, dtype).reshape(shape)
+            other = array.astype(array.dtype.newbyteorder("S"))
+            return self._new(dlbridge.to_device(other, where, copy=True), bits)  # it converts them
         return self._new(_upload(raw, shape, dtype, where), bits)
 
     @precondition(lambda self: len(self._live) > 4)
@@ -439,8 +453,32 @@ class TensorMachine(RuleBasedStateMachine):
         target, source = target.cropped(shape), source.cropped(shape)
         if target is None or source is None:
             return
-        dlbridge.copy_(target.tensor, source.same(target.dtype).tensor)
-        target.bits[...] = source.bits.copy()
+        if target.copied(source.same(target.dtype).tensor):
+            target.bits[...] = source.bits.copy()
+
+    @rule(
+        of=tensors,
+        axis=numbers,
+        by=st.sampled_from([1, 2, 3]),
+        back=st.booleans(),
+        flip=st.booleans(),
+    )
+    def shift(self, of: _Live, axis: int, by: int, back: bool, flip: bool) -> None:
+        """Elements of a tensor a few places on in itself, where both parts overlap."""
+        if axis >= len(of.shape):
+            return
+        before = (np.s_[:],) * axis
+        parts = [
+            of.part(*before, np.s_[by:]),
+            of.part(*before, np.s_[: max(of.shape[axis] - by, 0)]),
+        ]
+        source, target = parts if back else parts[::-1]
+        if source is not None and target is not None and flip:
+            source = source.part(*before, np.s_[::-1])
+        if source is None or target is None:
+            return
+        if target.copied(source.tensor):
+            target.bits[...] = source.bits.copy()
 
     @rule(into=tensors, at=parts, seed=seeds, device=numbers)
     def copy_new(self, into: _Live, at: tuple[Any, ...], seed: int, device: int) -> None:
@@ -453,8 +491,8 @@ class TensorMachine(RuleBasedStateMachine):
             given = np.frombuffer(raw, target.dtype).reshape(target.shape)
         else:
             given = _upload(raw, target.shape, target.dtype, self._device(device))
-        dlbridge.copy_(target.tensor, given)
-        target.bits[...] = _bits(raw, target.shape, target.dtype)
+        if target.copied(given):
+            target.bits[...] = _bits(raw, target.shape, target.dtype)
 
     @rule(of=tensors, value=st.integers(0, 3), device=numbers)
     def fill(self, of: _Live, value: int, device: int) -> None:
@@ -470,8 +508,8 @@ class TensorMachine(RuleBasedStateMachine):
             return
         target = of.same(dtype) if dtype != of.dtype else of
         filled = dlbridge.full(of.shape, value, dtype, self._device(device))
-        dlbridge.copy_(target.tensor, filled)
-        of.bits[...] = _number(value, dtype)
+        if of.view(target.tensor, of.bits).copied(filled):
+            of.bits[...] = _number(value, dtype)
 
     @precondition(has_room)
     @rule(target=tensors, of=tensors, device=numbers, copy=st.sampled_from([True, None, False]))
@@ -518,7 +556,7 @@ class TensorMachine(RuleBasedStateMachine):
         """The same memory by a capsule."""
         if min(of.tensor.strides, default=1) < 0:
             return multiple()  # DLPack gives a copy of these
-        if of.tensor.device.is_host and of.dtype not in WHOLE[:6]:
+        if of.memory.readonly or (of.tensor.device.is_host and of.dtype not in WHOLE[:6]):
             version = (1, 3)
         again = dlbridge.from_dlpack(of.tensor.__dlpack__(max_version=version))
         return self._keep(of.view(again, of.bits))
@@ -527,7 +565,7 @@ class TensorMachine(RuleBasedStateMachine):
     def write(self, of: _Live, seed: int, library: str) -> None:
         """New content by another library, which has the same memory; on devices by a host view."""
         width = of.bits.shape[-1]
-        if width not in INTEGERS:
+        if width not in INTEGERS or of.memory.readonly:
             return
         raw = _content(seed, of.shape, of.dtype)
         values = np.frombuffer(raw, INTEGERS[width]).reshape(of.shape)
@@ -547,6 +585,8 @@ class TensorMachine(RuleBasedStateMachine):
     def copy_from_view(self, into: _Live, of: _Live) -> None:
         """From the host view of a tensor: refused where the memory is that of the target."""
         if of.tensor.device.is_host or (of.shape, of.dtype) != (into.shape, into.dtype):
+            return
+        if into.memory.readonly:
             return
         if str(of.tensor.device) not in self._views:
             return
@@ -585,6 +625,7 @@ class TensorMachine(RuleBasedStateMachine):
                 for device in each.memory.devices:
                     dlbridge.synchronize(device)
         for each in self._live:
+            assert each.tensor.readonly == each.memory.readonly or not each.tensor.size
             found, wanted = each.tensor.tobytes(), _bytes(each.bits)
             if each.packed and each.bits.size % 8:  # what follows the last element is nobody's
                 found = _bytes(_bits(found, each.shape, each.dtype))
@@ -606,7 +647,9 @@ class TensorMachine(RuleBasedStateMachine):
 
 def _write(tensor: Any, values: Any, library: str) -> None:
     """Write *values* into the memory of a tensor on the host, by a library's array on it."""
-    if library == "torch" and find_spec("torch") and min(tensor.strides, default=1) >= 0:
+    # A build of torch without CUDA refuses memory that CUDA has for the host.
+    on_cpu = str(tensor.device).startswith("cpu") and find_spec("torch")
+    if library == "torch" and on_cpu and min(tensor.strides, default=1) >= 0:
         import torch
 
         signed = values.view(values.dtype.name[1:])  # torch has no operations on the others
