@@ -6,9 +6,8 @@ public names only"); ``docs/extending.md`` has two small examples.
 
 `CPU` is the device of the host's memory, `MAX_NDIM` the most dimensions that a tensor can have,
 `MAX_NBYTES` the bytes of the largest address space. `LOADED` is the dict of the backends that have
-been loaded, by name, `TRACES` the list of the active traces, and `INSTALLATION` says how the
-backends of dlbridge are installed. For the description of a library: `NUMPY_OWN`, `FLOAT8` and
-`PACKED` are names of dtypes, `HOST_ONLY` and `ALL_HOST` types of devices.
+been loaded, by name, and `TRACES` the list of the active traces. For the description of a library:
+`NUMPY_OWN`, `FLOAT8` and `PACKED` are names of dtypes, `HOST_ONLY` and `ALL_HOST` types of devices.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ from dlbridge.core.moves.within_host import copy_array
 from dlbridge.core.plugins.contract import check_backend, parameters_of
 from dlbridge.core.plugins.lookup import check_device
 from dlbridge.core.plugins.registry import (
-    INSTALLATION,
     LOADED,
     all_backends,
+    installation,
     plugin_of,
     provider_of,
 )
@@ -87,7 +86,6 @@ __all__ = [
     "CPU",
     "FLOAT8",
     "HOST_ONLY",
-    "INSTALLATION",
     "LOADED",
     "MAX_NBYTES",
     "MAX_NDIM",
@@ -125,6 +123,7 @@ __all__ = [
     "import_memory",
     "import_native",
     "import_producer",
+    "installation",
     "is_array_of",
     "is_known_library",
     "is_native_library",

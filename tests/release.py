@@ -47,8 +47,8 @@ assert bridge.to_device(there, "cpu", like="numpy").tolist() == [0, 1, 2, 3, 4, 
 COMMANDS = """\
 import json
 import dlbridge as bridge
-from dlbridge.extending import INSTALLATION
-said = dict(INSTALLATION)
+from dlbridge.extending import installation
+said = installation()
 try:
     bridge.empty(3, device="vulkan:0")
 except bridge.BackendUnavailable as error:

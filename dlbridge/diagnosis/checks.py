@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlbridge import backends
-from dlbridge.extending import INSTALLATION, all_backends, did_you_mean
+from dlbridge.extending import all_backends, did_you_mean, installation
 
 from .files import Finding, check_device_files, check_opencl_drivers, check_vulkan_drivers
 from .report import colored, settings, shows_color, version_of, wrapped
@@ -68,7 +68,7 @@ def check_all(*, quick: bool = False, only: Sequence[str] = ()) -> Iterator[Find
         yield from check_vulkan_drivers()
     yield from check_backends(all_backends())
     if here == ["cpu"] and "DLBRIDGE_BACKENDS" not in os.environ:
-        command, comma, where = INSTALLATION["opencl"].partition(",")
+        command, comma, where = installation()["opencl"].partition(",")
         yield Finding(
             "note",
             "backends",
@@ -133,7 +133,7 @@ def check_settings(chosen: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding("note", what, "is for tests of dlbridge, and for nothing else")
         elif name not in VARIABLES and any(
             name.startswith(f"DLBRIDGE_{each.upper()}_")
-            for each in set(backends()) - INSTALLATION.keys()
+            for each in set(backends()) - installation().keys()
         ):
             yield Finding("ok", what, "is a setting of that backend")
         elif name not in VARIABLES:
@@ -155,8 +155,8 @@ def _check_chosen(what: str, value: str) -> Iterator[Finding]:
         return
     absent = sorted(wanted - set(backends()))
     for name in absent:
-        remedy = INSTALLATION.get(name, "take it out of DLBRIDGE_BACKENDS")
-        hint = did_you_mean(name, INSTALLATION)
+        remedy = installation().get(name, "take it out of DLBRIDGE_BACKENDS")
+        hint = did_you_mean(name, installation())
         yield Finding("problem", what, f"names {name!r}, which is not installed{hint}", remedy)
     if "cpu" not in wanted:
         remedy = "add cpu to DLBRIDGE_BACKENDS"

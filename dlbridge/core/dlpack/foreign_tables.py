@@ -44,13 +44,7 @@ _CURRENT_WORK_STREAM = ctypes.PYFUNCTYPE(
 class ForeignTable:
     """Another library's exchange table, as Python methods."""
 
-    __slots__ = (
-        "_current_work_stream",
-        "_from_py_object",
-        "_to_py_object",
-        "address",
-        "fill_view",
-    )
+    __slots__ = ("_current_work_stream", "_from_py_object", "_to_py_object", "address", "fill_view")
 
     def __init__(self, table: Any) -> None:
         self.address = int(ffi.cast("uintptr_t", table))

@@ -13,12 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.dlpack.capsules import OneCapsule, open_capsule, readable_by_numpy, restore
-from dlbridge.core.dlpack.exports import (
-    check_copy,
-    check_device,
-    check_host_stream,
-    check_version,
-)
+from dlbridge.core.dlpack.exports import check_copy, check_device, check_host_stream, check_version
 from dlbridge.core.dlpack.foreign_tables import table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
 from dlbridge.core.implementation_details.handlers import unless_handler

@@ -12,7 +12,7 @@ from operator import attrgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from dlbridge.core.plugins.registry import INSTALLATION, provider_of
+from dlbridge.core.plugins.registry import installation, provider_of
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.operand import MEMORY_CHECKS
 from dlbridge.core.values.text import did_you_mean, with_article
@@ -370,12 +370,11 @@ def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
     except (ModuleNotFoundError, TypeError) as exc:
         if isinstance(exc, ModuleNotFoundError) and not f"{name}.".startswith(f"{exc.name}."):
             raise  # something that the module itself misses
-        if name in INSTALLATION and not provider_of(
-            name
-        ):  # also where `cuda` is that of NVIDIA's packages
+        command = installation().get(name)
+        if command and not provider_of(name):  # also where `cuda` is that of NVIDIA's packages
             raise ModuleNotFoundError(
                 f"like={name!r}: that is a device, whose backend is not installed here; try: "
-                f"{INSTALLATION[name]}",
+                f"{command}",
                 name=name,
             ) from exc
         if isinstance(exc, TypeError):

@@ -237,11 +237,7 @@ def _is_ours(module: object) -> bool:
 
 @for_guests
 def recorded(
-    reason: str,
-    tensor: Tensor,
-    target: Device | None = None,
-    kind: str = "",
-    result: Any = None,
+    reason: str, tensor: Tensor, target: Device | None = None, kind: str = "", result: Any = None
 ) -> AbstractContextManager[object]:
     """Return a block whose copy `dlbridge.trace` and the log shall have, if it ends well.
 

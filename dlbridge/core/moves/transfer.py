@@ -627,10 +627,7 @@ PACK = StepKind(
 PACK_UPLOAD = (PACK, *UPLOAD)
 HOST_IMPORT = (
     StepKind(
-        "host import",
-        _host_import,
-        "{target} uses this host memory in place",
-        is_import=True,
+        "host import", _host_import, "{target} uses this host memory in place", is_import=True
     ),
 )
 HOST_VIEW = (

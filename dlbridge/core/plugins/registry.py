@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ctypes import ArgumentError
 from functools import lru_cache
@@ -45,7 +45,7 @@ GROUP = "dlbridge.backends"
 BUILT_IN = "cpu"
 """The backend that is part of dlbridge: it needs no installed metadata."""
 
-_FOLDERS = {
+_PARTS = {
     **{name: name for name in ("cuda", "oneapi", "opencl", "rocm", "vulkan", "webgpu")},
     "cuda_host": "cuda",
     "cuda_managed": "cuda",
@@ -55,39 +55,33 @@ _FOLDERS = {
 }
 
 
-class _Commands(Mapping[str, str]):
-    """By the name of the device, how a backend of this project is installed."""
+@for_guests
+def installation() -> dict[str, str]:
+    """Return how the backends of this project are installed, by the name of the device.
 
-    def __getitem__(self, name: str) -> str:
-        folder = _FOLDERS[name]
-        # The simulated device is on no index.
-        if folder != "fake" and is_from_index():
-            return f"pip install dlbridge-{folder}"
-        return f"pip install backends/{folder}, in the folder with dlbridge's source"
+    Returns
+    -------
+    dict
+        A command for each, and where it works: by the package's name if pip got dlbridge by its.
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(_FOLDERS)
-
-    def __len__(self) -> int:
-        return len(_FOLDERS)
-
-
-def is_from_index() -> bool:
-    """Whether dlbridge came by its name, so that pip finds its backends by theirs, too.
-
-    From a folder, a file or a repository pip writes ``direct_url.json`` (PEP 610).
+    Examples
+    --------
+    >>> from dlbridge.extending import installation
+    >>> installation()["opencl"].startswith("pip install ")
+    True
     """
     from importlib.metadata import PackageNotFoundError, distribution
 
-    try:
-        return distribution("dlbridge").read_text("direct_url.json") is None
-    except PackageNotFoundError:  # sources on the path
-        return False
+    from_index = False
+    with suppress(PackageNotFoundError):  # sources on the path
+        # From a folder, a file or a repository pip writes this file (PEP 610).
+        from_index = distribution("dlbridge").read_text("direct_url.json") is None
+    here, by_name = "backends/{}, in the folder with dlbridge's source", "dlbridge-{}"
+    return {  # the simulated device is on no index
+        name: "pip install " + (by_name if from_index and part != "fake" else here).format(part)
+        for name, part in _PARTS.items()
+    }
 
-
-INSTALLATION: Mapping[str, str] = _Commands()
-"""How the backends of this project are installed: a command and where it works, by the name of the
-device."""
 
 LOADED: dict[str, Backend] = {}
 """The backends that have been loaded, by name; `backend` fills it. Whoever walks through it takes a
@@ -386,13 +380,10 @@ def _find(name: str) -> tuple[str, Callable[[], type[Any]]]:
         )
     candidates = points.get(known_as, [])
     if not candidates:
-        hint = (
-            f"; try: {INSTALLATION[known_as]}"
-            if known_as in INSTALLATION
-            else did_you_mean(name, backends())
-        )
+        ways = installation()
+        hint = f"; try: {ways[known_as]}" if known_as in ways else did_you_mean(name, backends())
         if name == "metal":
-            way = "use 'webgpu:0'" if "webgpu" in backends() else INSTALLATION["webgpu"]
+            way = "use 'webgpu:0'" if "webgpu" in backends() else ways["webgpu"]
             hint = f"; 'webgpu' works on Metal: {way}"
         elif not hint and name in type_names():
             hint = f"; `python -m dlbridge new-backend {name}` begins one"

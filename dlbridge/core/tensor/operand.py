@@ -248,7 +248,6 @@ def check_memory(array: Any) -> None:
     while base is not None:
         if type(base) in MEMORY_CHECKS:
             MEMORY_CHECKS[type(base)](base)
-            return
         base = getattr(base, "base", None)
 
 
