@@ -14,7 +14,7 @@ import pytest
 import dlbridge as bridge
 from dlbridge.core.plugins.registry import _find
 from dlbridge.core.values.text import PACKAGE_NAMES, TENSOR_NAMES
-from dlbridge.extending import LOADED
+from dlbridge.extending import CPU, LOADED, Memory, tensor_on
 from tests.support.expected_parts import backend_or_skip
 from tests.support.peers import peer
 
@@ -255,6 +255,10 @@ CASES = {
         ),
     },
     bridge.ExchangeError: {
+        "memory of a described library that is NULL": (
+            lambda: tensor_on(Memory(CPU, 0, "a signal"), bridge.dtype("float32"), (2,)),
+            r"a signal is at NULL, and has elements: .*; check",
+        ),
         "a device that the library does not have, for accepts": (
             lambda: bridge.accepts("numpy", device=on("opencl:0").device)(len)(np.ones(3)),
             r"accepts\('numpy', device='opencl:0'\): .* leave device= out",

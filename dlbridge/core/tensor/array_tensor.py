@@ -387,7 +387,8 @@ def tensor_on(
     Raises
     ------
     ExchangeError
-        If no tensor has such extents or strides. It is also a BufferError.
+        If no tensor has such extents or strides, or *memory* is NULL and has elements. It is also a
+        BufferError.
 
     Notes
     -----

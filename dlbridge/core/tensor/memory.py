@@ -366,6 +366,12 @@ def carrier(
 ) -> np.ndarray[Any, Any]:
     """A new carrier of the type `carrier_dtype`; *strides* in elements, None for compact."""
     made: np.ndarray[Any, Any]
+    if not memory.data and memory.device.is_address and 0 not in shape:
+        # numpy would allocate memory of its own, in silence.
+        raise ExchangeError(
+            f"{memory.origin} is at NULL, and has elements: shape {shape} of {dtype}; check what "
+            "gave the address"
+        )
     if dtype in _makers:
         numpy, kind, itemsize = _makers[dtype]
     else:
