@@ -93,7 +93,7 @@ class Library(NamedTuple):
 
     dlbridge has the descriptions of the libraries that it knows. Others give
     theirs by the entry-point group ``dlbridge.libraries``, under the name of
-    their package; nothing of the library is imported until it is used.
+    the package that has the arrays; nothing of the library is imported until it is used.
 
     Attributes
     ----------
@@ -110,8 +110,9 @@ class Library(NamedTuple):
         something that DLPack cannot say (gradients, masks, missing values), or
         no plain memory.
     expose : callable or None
-        Gets an array and *copy*; returns the object to take instead, for
-        arrays that hold another array which dlbridge can take.
+        Gets an array and *copy*; returns the object to take instead: a `Tensor` on the array's
+        memory (`dlbridge.extending.tensor_on`), or another array that it holds. *copy* False
+        forbids a copy here; the one that True asks for is made behind it.
     by_arrow : callable or None
         Gets an array with ``__dlpack__``; whether it exports itself by Arrow's interface only.
     importer : callable or None
