@@ -83,6 +83,10 @@ CASES = {
         ),
     },
     TypeError: {
+        "what is no producer of DLPack": (
+            lambda: bridge.from_dlpack(b"ab"),
+            r"bytes has no __dlpack__.* dlbridge\.asarray also takes .* libraries .* describe$",
+        ),
         "an array as a device": (
             lambda: bridge.device(on("opencl:0").to_native()),
             r"pyopencl\.array\.Array is not a valid device: .*dlbridge\.device_of\(x\) gives",

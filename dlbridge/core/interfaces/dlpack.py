@@ -218,7 +218,7 @@ def _import_capsule(x: Any, stream: Any) -> Tensor:
     missing = "__dlpack_device__" if hasattr(type(x), "__dlpack__") else "__dlpack__"
     raise TypeError(
         f"{origin_of(x)} has no {missing}, so it is not a DLPack producer; dlbridge.asarray "
-        "also takes buffers, array interfaces and the objects of device backends"
+        "also takes buffers, array interfaces, and what libraries or device backends describe"
     )
 
 
