@@ -1,4 +1,4 @@
-"""Between a Tensor and DLPack's structs: the Tensor that owns an imported one, and those of ours.
+"""Between a Tensor and DLPack's structs, in and out; the consumer's stream that waits for ours.
 
 An imported struct becomes a Tensor on the device that a backend knows the memory by. A tensor's
 own structs and capsules go to consumers, whose stream is ordered after our work.
