@@ -43,11 +43,13 @@ def _wait_for_imports() -> None:
 
 
 def _drop_imports() -> None:
-    """In a child: drop imports that are incomplete after the wait; a later use imports again."""
+    """In a child: drop imports of threads that are not there any more; a later use imports again.
+
+    Those of other packages, too: ours import them, and an import may begin behind the wait.
+    """
     for name, _ in _imports_of_others():
-        if name.startswith("dlbridge"):
-            importlib._bootstrap._module_locks.pop(name, None)  # type: ignore[attr-defined]
-            sys.modules.pop(name, None)
+        importlib._bootstrap._module_locks.pop(name, None)  # type: ignore[attr-defined]
+        sys.modules.pop(name, None)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

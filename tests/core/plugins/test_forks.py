@@ -99,3 +99,35 @@ FIRST_USES = {
 @pytest.mark.parametrize("use", FIRST_USES.values(), ids=FIRST_USES)
 def test_a_child_of_a_fork_in_the_middle_of_a_first_use_does_not_hang(use):
     assert run_script(FIRST_USE.format(use=use, delay=0.005), silent=True) == ""
+
+
+# What our first use imports of other packages may begin behind the wait, so no import may be left.
+OF_ANOTHER_PACKAGE = """
+import os, signal, sys, threading, warnings
+from pathlib import Path
+warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # since CPython 3.12
+import dlbridge as bridge
+
+sys.path.insert(0, {folder!r})
+Path({folder!r}, "slow_package.py").write_text("import gate; gate.begun.set(); gate.open.wait()")
+Path({folder!r}, "gate.py").write_text("import threading; begun, open = threading.Event(), threading.Event()")
+import gate
+
+thread = threading.Thread(target=__import__, args=("slow_package",))
+thread.start()
+gate.begun.wait()
+child = os.fork()
+if not child:
+    signal.alarm(60)  # ends a child that hangs
+    gate.open = threading.Event()
+    gate.open.set()
+    import slow_package
+    os._exit(0)
+gate.open.set()
+thread.join()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_a_child_imports_what_another_thread_was_importing(tmp_path):
+    assert run_script(OF_ANOTHER_PACKAGE.format(folder=str(tmp_path)), silent=True) == ""
