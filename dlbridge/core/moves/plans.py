@@ -220,7 +220,8 @@ def _record(plan: Plan, seconds: float) -> None:
         return
     plan.seconds = seconds
     frame = sys._getframe(1)
-    while frame.f_back and _is_ours(frame.f_globals.get("__name__")):
+    ours = "dlbridge", "contextlib"  # no places of the user's program
+    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in ours:
         frame = frame.f_back
     code = frame.f_code
     plan.where = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
@@ -228,11 +229,6 @@ def _record(plan: Plan, seconds: float) -> None:
         active.plans.append(plan)
     if plan.nbytes and "logging" in modules:
         logger().debug("%s: %s; %s", plan._head(), plan.reasons, plan.took)
-
-
-def _is_ours(module: object) -> bool:
-    """Whether a frame of *module* is no place of the user's program."""
-    return str(module).partition(".")[0] in ("dlbridge", "contextlib")
 
 
 @for_guests

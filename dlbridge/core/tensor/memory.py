@@ -368,10 +368,8 @@ def carrier(
     made: np.ndarray[Any, Any]
     if not memory.data and memory.device.is_address and 0 not in shape:
         # numpy would allocate memory of its own, in silence.
-        raise ExchangeError(
-            f"{memory.origin} is at NULL, and has elements: shape {shape} of {dtype}; check what "
-            "gave the address"
-        )
+        what = f"{memory.origin} is at NULL, and has elements: shape {shape} of {dtype}"
+        raise ExchangeError(f"{what}; check what gave the address")
     if dtype in _makers:
         numpy, kind, itemsize = _makers[dtype]
     else:
