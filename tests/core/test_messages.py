@@ -245,6 +245,38 @@ CASES = {
             lambda: bridge.ones(3).host_view().xyzzy,
             r"no attribute 'xyzzy'$",
         ),
+        "a function of numpy that makes numbers": (
+            lambda: bridge.arange(3),
+            r"no attribute 'arange'; .*dlbridge\.asarray\(numpy\.arange\(3\)\)",
+        ),
+        "a function of numpy that computes": (
+            lambda: bridge.concatenate([]),
+            r"dlbridge does not compute: .*like='numpy'",
+        ),
+        "a dtype as a name of the package": (
+            lambda: bridge.float32,
+            r"a dtype is written as a text, 'float32'; ",
+        ),
+        "torch's function that fills": (
+            lambda: bridge.fill_,
+            r"dlbridge\.copy_\(target, dlbridge\.full_like\(target, value\)\)",
+        ),
+        "the address by another name": (
+            lambda: bridge.ones(3).data,
+            r"no attribute 'data'; t\.data_ptr\(\) .*t\.operand\(\)",
+        ),
+        "a conversion by torch's name": (
+            lambda: bridge.ones(3).half(),
+            r"no attribute 'half'; dlbridge\.astype",
+        ),
+        "jax's wait": (
+            lambda: bridge.ones(3).block_until_ready(),
+            r"dlbridge\.synchronize\(t\.device\)",
+        ),
+        "the end of a tensor": (
+            lambda: bridge.ones(3).free(),
+            r"no attribute 'free'; its memory is freed when nobody uses it",
+        ),
         "a name of the package spelled wrongly": (
             lambda: bridge.to_devce,
             r"no attribute 'to_devce' \(did you mean 'to_device'\?\)",
@@ -416,6 +448,7 @@ def test_each_call_that_a_hint_names_runs_on_each_device(hint, place, tmp_path):
     bridge.save(tmp_path / "a.npy", np.ones(2))
     backend_or_skip(place.partition(":")[0])
     t = bridge.ones((2, 3), device=place)
+    memory = np.zeros(6)
     given = {
         "dlbridge": bridge,
         "numpy": np,
@@ -428,6 +461,7 @@ def test_each_call_that_a_hint_names_runs_on_each_device(hint, place, tmp_path):
         "shape": (6,),
         "value": 2,
         "axis": 1,
+        "address": memory.ctypes.data,
         "path": tmp_path / "a.npy",
         "stream": 0,
     }
