@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set, ValuesView
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.api.lists import array_of
@@ -20,7 +21,7 @@ from dlbridge.core.tensor.array_tensor import label_array, wrap_array
 from dlbridge.core.tensor.memory import carrier_dtype
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import CPU, Device, type_names
-from dlbridge.core.values.dtypes import ForeignByteOrder, from_numpy
+from dlbridge.core.values.dtypes import ForeignByteOrder, from_numpy, is_name
 from dlbridge.errors import Error, ExchangeError
 from dlbridge.interop.array_interfaces import (
     NOTHING_TO_SHARE,
@@ -254,7 +255,9 @@ def _instead_of(x: Any) -> str:
         name = os.fspath(x)
         if str(name).lower().endswith((".npy", ".npz", ".safetensors", ".gguf")):
             return f"for a file, write dlbridge.load({str(name)!r})"
-        return "" if isinstance(x, str) else "dlbridge.load(path) reads a file"
+        if isinstance(x, str):
+            return f"{x!r} is a dtype, and the array comes before it" if is_name(x) else ""
+        return "dlbridge.load(path) reads a file"
     if isinstance(x, Mapping):
         return "dlbridge.tree_to_device(x, device) moves each of its arrays, and keeps the keys"
     if isinstance(x, Set):
@@ -266,6 +269,8 @@ def _instead_of(x: Any) -> str:
         return "an open file is not read here; dlbridge.load(path) takes its name"
     if isinstance(x, (range, Iterator, Sequence, ValuesView)):
         return "pass its numbers as a list: list(x)"
+    if isinstance(x, (FunctionType, MethodType, BuiltinFunctionType)):
+        return "it is a function; pass what it returns"
     return ""
 
 
@@ -292,6 +297,7 @@ _CLASSES = {
     ("torch", "UntypedStorage"): "pass torch.tensor((), dtype=dtype).set_(x), with the dtype of "
     "its elements: torch.tensor((), dtype=torch.uint8).set_(x) for the bytes",
     ("torch", "TypedStorage"): "pass torch.tensor((), dtype=x.dtype).set_(x)",
+    ("multiprocessing", "SharedMemory"): "pass x.buf, and keep x open",
     ("cv2", "UMat"): "pass x.get()",
     ("h5py", "Empty"): "it has a type, and neither a shape nor elements",
     ("av", "VideoPlane"): "dlbridge.planes(frame) gives a tensor of each plane of a frame",
@@ -308,6 +314,8 @@ _METHODS = {
     "to_numpy": "pass x.to_numpy()",
     "numpy": "pass x.numpy()",
     "to_dlpack": "pass x.to_dlpack(), a capsule",
+    "state_dict": "dlbridge.tree_to_device(x.state_dict(), device) moves its arrays, and keeps the "
+    "names",
     "as_py": "pass x.as_py()",
     "__array_struct__": "pass numpy.asarray(x), which reads its __array_struct__",
 }

@@ -16,7 +16,7 @@ from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import tensor_on
 from dlbridge.core.tensor.memory import new_memory
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.dtypes import DType, check_dtype, dtype as as_dtype
+from dlbridge.core.values.dtypes import DType, check_dtype, dtype as as_dtype, is_name
 from dlbridge.core.values.subbyte import pack_bits
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
@@ -114,7 +114,10 @@ def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
     try:
         extents = tuple(map(index, several))
     except TypeError as exc:
-        raise TypeError(f"shape {shape!r} is not an integer, or integers: {exc}") from exc
+        given: Any = shape
+        named = isinstance(given, str) and is_name(given)
+        hint = f"; {shape!r} is a dtype, and the shape comes before it" if named else ""
+        raise TypeError(f"shape {shape!r} is not an integer, or integers: {exc}{hint}") from exc
     if len(extents) > MAX_NDIM or (extents and (min(extents) < 0 or max(extents) >= 1 << 63)):
         raise ValueError(
             f"shape {extents}: extents are 0 or more and int64, at most {MAX_NDIM} of them"
@@ -292,8 +295,12 @@ def _usual_dtype(value: Any) -> DTypeLike:
                 return asarray(value).dtype  # uint64, or an error with the way out
             return name
     raise TypeError(
-        f"fill_value is {with_article(type(value).__name__)}, not a number; give a bool, int, "
-        "float or complex, or name the dtype"
+        f"fill_value is {with_article(type(value).__name__)}, not a number; "
+        + (
+            "the shape comes first: full((2, 2), 3)"
+            if isinstance(value, tuple)
+            else "give a bool, int, float or complex, or name the dtype"
+        )
     )
 
 

@@ -7,6 +7,7 @@ import pathlib
 import pickle
 import re
 from importlib.util import find_spec
+from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 import pytest
@@ -66,6 +67,18 @@ CASES = {
         "Apple's GPU by torch's name": (
             lambda: (backend_or_skip("webgpu"), bridge.empty(3, device="mps"))[1],
             r"no device is called 'mps' \(did you mean 'webgpu'\?\)",
+        ),
+        "a library as the device": (
+            lambda: bridge.to_device(np.ones(3), "torch"),
+            r"no device is called 'torch'; a library is named by like='torch'; the backends",
+        ),
+        "the same, of the method": (
+            lambda: bridge.ones(3).to_device("numpy"),
+            r"a library is named by like='numpy'",
+        ),
+        "a dtype as the device": (
+            lambda: bridge.load("model.safetensors", "float16"),
+            r"no device is called 'float16'; that is a dtype, and this argument is the device; the backends",
         ),
     },
     bridge.DeviceNotFound: {
@@ -162,6 +175,54 @@ CASES = {
         "the same of ones": (
             lambda: bridge.ones(2, 3),
             "3 is not a dtype: a shape of several extents",
+        ),
+        "the dtype before the shape": (
+            lambda: bridge.empty("float32", (2, 3)),
+            r"^shape 'float32' .*; 'float32' is a dtype, and the shape comes before it",
+        ),
+        "the same of an address": (
+            lambda: bridge.from_blob(64, "float32", (2, 3)),
+            r"'float32' is a dtype, and the shape comes before it",
+        ),
+        "the number before the shape": (
+            lambda: bridge.full(3, (2, 2)),
+            r"fill_value is a tuple, not a number; the shape comes first: full\(\(2, 2\), 3\)",
+        ),
+        "a device as the dtype of a conversion": (
+            lambda: bridge.astype([1.0], "opencl:0"),
+            r"'opencl:0' is not the name of a dtype; that is a device",
+        ),
+        "the dtype before the array": (
+            lambda: bridge.astype("float16", [1.0]),
+            r"is not a tensor: 'float16' is a dtype, and the array comes before it",
+        ),
+        "the number of a device beside its name": (
+            lambda: bridge.to_device([1.0], "cpu", 0),
+            r"^like=0 .*; a device and its number are one text, such as 'opencl:0'",
+        ),
+        "a device as the library": (
+            lambda: bridge.to_device([1.0], "cpu", like="opencl:0"),
+            r"^like='opencl:0' .*; that is a device, and the device is the second argument",
+        ),
+        "bytes as the library": (
+            lambda: bridge.to_device([1.0], "cpu", like=bytes),
+            r"^like=<class 'bytes'>: .*dlbridge\.asarray\(x\)\.tobytes\(\)",
+        ),
+        "a view of memory as the library": (
+            lambda: bridge.to_device([1.0], "cpu", like=memoryview),
+            r"memoryview\(dlbridge\.to_device\(x, 'cpu', like='numpy'\)\)",
+        ),
+        "a module of torch": (
+            lambda: bridge.to_device(peer("torch").nn.Linear(1, 1), "cpu"),
+            r"dlbridge\.tree_to_device\(x\.state_dict\(\), device\)",
+        ),
+        "shared memory of Python": (
+            lambda: bridge.asarray(object.__new__(SharedMemory)),
+            r"pass x\.buf, and keep x open",
+        ),
+        "a function": (
+            lambda: bridge.asarray(nested),
+            r"is not a tensor: it is a function; pass what it returns",
         ),
         "an int as a dtype": (
             lambda: bridge.dtype(3),
@@ -337,6 +398,10 @@ CASES = {
         ),
     },
     ModuleNotFoundError: {
+        "a dtype as the library": (
+            lambda: bridge.to_device([1.0], "cpu", like="float32"),
+            r"like='float32': that is a dtype; dlbridge\.astype\(",
+        ),
         "a library spelled wrongly": (
             lambda: bridge.to_device(np.ones(3), "cpu", like="nunpy"),
             r"there is no module 'nunpy' here \(did you mean 'numpy'\?\)",

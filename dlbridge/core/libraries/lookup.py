@@ -12,9 +12,11 @@ from operator import attrgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from dlbridge.core.plugins.registry import installation, provider_of
+from dlbridge.core.plugins.registry import installation, known_backends, provider_of
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.operand import MEMORY_CHECKS
+from dlbridge.core.values.devices import type_names
+from dlbridge.core.values.dtypes import is_name
 from dlbridge.core.values.text import did_you_mean, with_article
 from dlbridge.errors import BackendError, ExchangeError
 
@@ -379,6 +381,12 @@ def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
             ) from exc
         if isinstance(exc, TypeError):
             raise
+        if is_name(name):
+            raise ModuleNotFoundError(
+                f"like={name!r}: that is a dtype; dlbridge.astype(dlbridge.to_device(x, 'cpu'), "
+                f"{name!r}) converts the elements",
+                name=name,
+            ) from exc
         hint = did_you_mean(name.partition(".")[0], known_libraries())
         raise ModuleNotFoundError(
             f"like={name!r}: there is no module {name!r} here{hint}; install it, or name a library "
@@ -441,12 +449,28 @@ def _no_library(like: object) -> TypeError:
         text = repr(like)
     else:  # the repr of an array may be long
         text = f"{with_article(type(like).__module__)}.{type(like).__qualname__}"
-    if like is list or like is tuple:  # `in` would call the == of a library's array
-        return TypeError(f"like={text}: a list is no array; dlbridge.asarray(x).tolist() gives one")
+    for cls, way_out in _OF_PYTHON.items():
+        if like is cls:  # `in` would call the == of a library's array
+            return TypeError(f"like={text}: {way_out}")
+    hint = ""
+    if isinstance(like, int):
+        hint = "; a device and its number are one text, such as 'opencl:0'"
+    elif isinstance(like, str) and like.partition(":")[0] in {*known_backends(), *type_names()}:
+        hint = "; that is a device, and the device is the second argument: to_device(x, device)"
     return TypeError(
         f"like={text} is neither a library's name, nor a module with from_dlpack, nor an array or "
-        "array type"
+        f"array type{hint}"
     )
+
+
+_A_LIST = "a list is no array; dlbridge.asarray(x).tolist() gives one"
+_OF_PYTHON: dict[object, str] = {
+    list: _A_LIST,
+    tuple: _A_LIST,
+    bytes: "bytes are no array; dlbridge.asarray(x).tobytes() gives them",
+    memoryview: "it is no array; memoryview(dlbridge.to_device(x, 'cpu', like='numpy')) gives one",
+}
+"""Of Python's own classes: what to write in place of ``like=``."""
 
 
 def _from_dlpack_of(module: ModuleType) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ from dlbridge.core.plugins.registry import (
 )
 from dlbridge.core.public import for_guests, public
 from dlbridge.core.values.devices import Device, UnknownName, device as _device, split, type_names
+from dlbridge.core.values.dtypes import is_name
 from dlbridge.core.values.text import did_you_mean
 from dlbridge.errors import BackendUnavailable, DeviceLost, DeviceNotFound, Error
 
@@ -87,6 +89,10 @@ def _unknown(wanted: object) -> ValueError:
     if name.lower() == "gpu":
         drivers = [f"'{driver}:0'" for driver in _OF_GPUS if driver in here]
         hint = f" (a GPU is called by its backend: {' or '.join(drivers)})" if drivers else ""
+    elif not hint and is_name(name):
+        hint = "; that is a dtype, and this argument is the device"
+    elif not hint and name in sys.modules:
+        hint = f"; a library is named by like={name!r}"
     return ValueError(
         f"{wanted!r}: no device is called {name!r}{hint}; the backends that are installed here "
         f"are {', '.join(here)}, and dlbridge.devices() lists their devices"

@@ -494,9 +494,16 @@ def _from_name(text: str) -> DType:
         return DType.of(*numbers)
     import numpy as np
 
+    from .devices import type_names  # for the message only
+
     try:
         theirs = np.dtype(text)
     except (TypeError, ValueError, SyntaxError) as error:
+        if text.partition(":")[0] in type_names():
+            raise TypeError(
+                f"{text!r} is not the name of a dtype; that is a device, and this argument is the "
+                "dtype"
+            ) from error
         usual = [*NUMPY_OWN, *_SMALL_FLOATS, "bfloat16", "int4", "uint4", "float4_e2m1fn"]
         raise TypeError(
             f"{text!r} is not the name of a dtype{did_you_mean(text, usual)}: the names"
@@ -504,6 +511,15 @@ def _from_name(text: str) -> DType:
             " 'int4', 'float32x4')"
         ) from error
     return from_numpy(theirs)
+
+
+def is_name(text: str) -> bool:
+    """Whether *text* is the name of a dtype, for messages about other arguments."""
+    try:
+        _from_name(text)
+    except (TypeError, ValueError, ExchangeError):
+        return False
+    return True
 
 
 def _no_width(text: str, code: int) -> TypeError:
