@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from dlbridge.extending import TRACES, bytes_text, html_table, public_in
 
 if TYPE_CHECKING:
     from dlbridge import Plan
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @public_in("dlbridge")
@@ -32,11 +34,26 @@ class Trace:
     ...     moved = bridge.to_device([1.0, 2.0], "cpu")
     >>> [plan.nbytes for plan in t.plans]
     [16]
+    >>> len(t), t[0].nbytes, sum(plan.copies for plan in t)
+    (1, 16, 1)
     """
 
     def __init__(self, thread: int | None = None) -> None:
         self.plans: list[Plan] = []
         self.thread = thread
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter(self.plans)
+
+    @overload
+    def __getitem__(self, index: int) -> Plan: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Plan]: ...
+    def __getitem__(self, index: int | slice) -> Plan | list[Plan]:
+        return self.plans[index]
 
     @property
     def nbytes(self) -> int:
@@ -94,9 +111,40 @@ class Trace:
         return "".join([*(plan._repr_html_() for plan in self.plans), html_table(self._total())])
 
 
+class TraceBlock:
+    """What `trace` gives: the ``with`` block, or a decorator each of whose calls is a block."""
+
+    __slots__ = ("_block",)
+
+    def __init__(self, threads: bool) -> None:
+        self._block = _recorded(threads)
+
+    def __enter__(self) -> Trace:
+        return self._block.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._block.__exit__(*raised)
+
+    def __call__(self, function: _Function) -> _Function:
+        """*function*, each of whose calls is a block."""
+        return self._block(function)
+
+    def __repr__(self) -> str:
+        return f"<not begun: {_HOW}>"
+
+    if not TYPE_CHECKING:  # to a type checker it would say that every name is there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError, which says how to get the trace."""
+            hint = f"; {_HOW}" if name in ("plans", "thread") or hasattr(Trace, name) else ""
+            raise AttributeError(f"'TraceBlock' object has no attribute {name!r}{hint}")
+
+
+_HOW = "write `with dlbridge.trace() as trace:`, and read the trace in the block or after it"
+
+
 @public_in("dlbridge")
-@contextmanager
-def trace(*, threads: bool = False) -> Iterator[Trace]:
+def trace(*, threads: bool = False) -> TraceBlock:
     """Record the moves that this thread makes inside the block, and all that it copies by dlbridge.
 
     An object of no array library, such as a dataset in a file, may be read once more
@@ -107,10 +155,10 @@ def trace(*, threads: bool = False) -> Iterator[Trace]:
     threads : bool
         Whether all other threads are recorded, too.
 
-    Yields
-    ------
-    Trace
-        It fills while the block runs.
+    Returns
+    -------
+    context manager
+        Of a `Trace`, which fills while the block runs. As a decorator it records each call.
 
     Notes
     -----
@@ -125,6 +173,12 @@ def trace(*, threads: bool = False) -> Iterator[Trace]:
     >>> t.nbytes, t.copies
     (8000, 1)
     """
+    return TraceBlock(threads)
+
+
+@contextmanager
+def _recorded(threads: bool) -> Iterator[Trace]:
+    """One block."""
     new = Trace(None if threads else threading.get_ident())
     TRACES.append(new)
     try:

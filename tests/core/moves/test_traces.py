@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import dlbridge as bridge
+from dlbridge.extending import TRACES
 from tests.support.peers import peer
 
 HOST, FAR = "cpu:0", "ext_dev:0"
@@ -288,3 +289,31 @@ def test_the_log_costs_no_import():
         "assert trace.copies == 1 and 'logging' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_trace_is_a_sequence_of_plans():
+    with bridge.trace() as trace:
+        assert len(trace) == 0
+        bridge.to_device([1.0], "cpu")
+        bridge.to_device([1.0, 2.0], "cpu")
+    assert len(trace) == 2
+    assert [plan.nbytes for plan in trace] == [8, 16]
+    assert trace[-1] is trace.plans[-1]
+    assert trace[:1] == trace.plans[:1]
+
+
+def test_a_trace_without_its_block_says_how_it_is_written():
+    with pytest.raises(AttributeError, match=r"`with dlbridge\.trace\(\) as trace:`"):
+        _ = bridge.trace().nbytes
+    assert "with dlbridge.trace()" in repr(bridge.trace())
+    assert not hasattr(bridge.trace(), "xyzzy")
+
+
+def test_a_traced_function():
+    @bridge.trace(threads=True)
+    def traced():
+        return len(TRACES)
+
+    outside = len(TRACES)
+    assert traced() == traced() == outside + 1
+    assert len(TRACES) == outside
