@@ -60,7 +60,9 @@ def adopt(
     else:
         device = Device.of(kind, index)
         asked = not device.is_address or kind in CONTEXT_DEVICES
-        if asked and 0 not in fields.shape:
+        if asked and 0 in fields.shape:
+            device = _of_nothing(device)
+        elif asked:
             try:
                 device, data = bind(device, data, origin)
                 native = None if device.name in LOADED else _native(producer, kind)
@@ -102,6 +104,18 @@ def _native(producer: object, kind: int) -> tuple[Device, NativeArray] | None:
             if array is not None:
                 return Device.of(kind, array.device_id, name), array
     return None
+
+
+def _of_nothing(device: Device) -> Device:
+    """The device of a tensor without elements, whose ``data`` is NULL: nobody can recognise it.
+
+    It is that of the backend which DLPack names, if it can be used here, or of the only one that
+    can.
+    """
+    names = sharing(device.dlpack[0])
+    if device.name in names or len(names) != 1:
+        return device
+    return Device.of(*device.dlpack, names[0])
 
 
 def bind(device: Device, data: int, origin: str, name: str | None = None) -> tuple[Device, int]:

@@ -86,6 +86,18 @@ def test_a_handle_belongs_to_the_backend_that_made_it(name, first_loaded):
     assert (bridge.to_device(again, "cpu", like="numpy") == HOST).all()
 
 
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 7)])
+@pytest.mark.parametrize("version", [None, (1, 3)])
+def test_a_tensor_of_no_elements_is_of_the_only_backend_that_is_there(shape, version):
+    """Its ``data`` is NULL; and the backend that DLPack names may be switched off."""
+    register(**{FIRST: BOTH[FIRST]})
+    there = bridge.empty(shape, "float32", f"{FIRST}:1")
+    again = bridge.from_dlpack(there.__dlpack__(max_version=version))
+    assert str(again.device) == f"{FIRST}:1"
+    assert bridge.to_device(again, "cpu", like="numpy").shape == shape
+    assert bridge.to_device(again, f"{FIRST}:0").shape == shape
+
+
 def test_a_backend_that_cannot_be_asked_takes_nothing_that_others_refused():
     class Silent(CPU):  # has no import_data
         device_type = 12
