@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import functools
+import gc
 import itertools
 import mmap
 import os
@@ -58,10 +59,11 @@ RUNS = Region((4,), (1024,), 512)
 
 
 SCENE = """
-import sys
+import faulthandler, sys
 import dlbridge
 
 name, device_id, patience = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+faulthandler.dump_traceback_later(patience * 0.9)  # for `BackendCase.in_new_process`
 
 def load():
     try:
@@ -77,6 +79,20 @@ def live_allocations(backend: Any) -> int:
     """The live allocations that the backend counts; 0 if it does not count."""
     count = getattr(backend, "live_allocations", None)
     return count() if count else 0
+
+
+def check_live(backend: Any, before: int, after: str) -> None:
+    """Fail if more or fewer allocations are live than *before*, and say what came *after* that."""
+    now = live_allocations(backend)
+    if now == before:
+        return
+    gc.collect()
+    if live_allocations(backend) == before:
+        pytest.fail(
+            f"{after}, memory is freed by the garbage collector alone: an Allocation is part of a "
+            "cycle of references, and must end with its last reference"
+        )
+    pytest.fail(f"{after}, live_allocations() is {now}; it was {before}, and should be again")
 
 
 def open_files() -> int:
@@ -570,7 +586,18 @@ class BackendCase:
         if self.child_setup is None:
             pytest.skip("this kind of device exists in this process only (child_setup is None)")
         given = self.name, self.device_id, self.patience, *arguments
-        done = run_python(f"{self.child_setup}\n{SCENE}\n{code}", *given, limit=self.patience)
+        try:
+            done = run_python(f"{self.child_setup}\n{SCENE}\n{code}", *given, limit=self.patience)
+        except subprocess.TimeoutExpired as exc:
+            said = [
+                bytes(each or b"").decode(errors="replace") for each in (exc.stdout, exc.stderr)
+            ]
+            pytest.fail(
+                f"a process that uses the device has not ended after {self.patience} s (patience): "
+                "a call does not return, or at the end of the process something waits, such as a "
+                "thread that is no daemon\n" + "".join(said),
+                pytrace=False,
+            )
         if done.returncode == 77:
             assert not self.is_expected(), done.stdout
             pytest.skip(done.stdout)

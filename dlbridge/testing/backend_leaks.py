@@ -7,6 +7,7 @@ import gc
 import itertools
 import statistics
 import sys
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -139,14 +140,29 @@ class LeakTests(PublicCase):
                 seen[name].append(count())
         return seen, {name: slope(values) / each for name, values in seen.items()}
 
-    @pytest.mark.parametrize("freed_by", ["this thread", "another thread"])
+    @pytest.mark.parametrize("freed_by", ["this thread", "another thread", "new threads"])
     def test_many_allocations_leak_nothing(
         self, backend: Any, device: DeviceUnderTest, freed_by: str
     ) -> None:
-        """Memory and handles are back after each allocate, write and free."""
+        """Memory and handles are back after each allocate, write and free.
+
+        With new threads, also what a thread has for itself, such as a staging buffer.
+        """
         content, here = bytes(16384), freed_by == "this thread"
 
+        def use() -> None:
+            data = device.allocate(16384)
+            device.write(data, 0, content)
+            device.read(data, 0, 16384)
+            device.free(data)
+            device.synchronize()
+
         def turn() -> None:
+            if freed_by == "new threads":
+                thread = threading.Thread(target=use)
+                thread.start()
+                thread.join()
+                return
             data = device.allocate(16384)
             device.write(data, 0, content)
             if here:
@@ -228,16 +244,21 @@ class LeakTests(PublicCase):
         self.grows(backend, turn, self.allocations // 16)
 
     def test_refusals_leak_nothing(self, backend: Any, device: DeviceUnderTest) -> None:
-        """A call that fails leaves nothing behind: no room, no such device, outside of memory."""
+        """A call that fails leaves nothing behind: no room, no device, no stream, out of bounds."""
         calls = Calls(device)
         data = device.filled(bytes(calls.nbytes))
         bad = [Span(backend.device_count() + 3, data, 0, calls.nbytes)]
         if backend.device_type not in ADDRESS_DEVICES:  # else nobody knows where memory ends
             bad.append(device.span(data, PART, calls.nbytes))
 
+        unknown = self.unknown_stream if isinstance(backend, SupportsStreams) else None
+
         def turn() -> None:
             with suppress(Error):
                 device.allocate(1 << 62)
+            if unknown is not None:
+                with suppress(Error, ValueError):
+                    backend.allocate(device.device_id, 16384, 256, unknown)
             for name, span in itertools.product(calls.names, bad):
                 with suppress(Error):
                     calls.run(name, span)

@@ -25,9 +25,12 @@ from dlbridge.protocol import (
 )
 
 from .backend_base import (
+    OPERATIONS,
+    RUNS,
     BackendCase,
     DeviceUnderTest,
     are_same,
+    check_live,
     drawn,
     drawn_sizes,
     live_allocations,
@@ -91,6 +94,42 @@ class MemoryTests(BackendCase):
         assert len(set(held)) == len(held)
         assert [device.read(data, 0, 300) for data in held] == contents
 
+    def test_handles_do_not_come_again(self, device: DeviceUnderTest) -> None:
+        """More memory is made than 16 bits can number: no handle is that of memory that lives."""
+        backend = device.backend
+        if backend.device_type in ADDRESS_DEVICES:
+            pytest.skip("data is an address")
+        kept = {device.filled(b"kept %d" % seed): b"kept %d" % seed for seed in range(8)}
+        given, until = (device.device_id, 16, 16, device.stream), time.monotonic() + 3
+        for turn in range((1 << 16) + 100):
+            made = backend.allocate(*given)
+            assert made.data not in kept, (
+                f"after {turn} allocations memory got the handle {made.data:#x}, which is that of "
+                "other memory that lives"
+            )
+            if not turn % 256 and time.monotonic() > until:  # no verdict: a slow device tries fewer
+                break
+        del made
+        for data, content in kept.items():
+            assert device.read(data, 0, 6) == content
+
+    @pytest.mark.parametrize("operation", ["fill", "copy", "copy_from_host", "copy_strided"])
+    def test_reads_are_of_now(self, device: DeviceUnderTest, operation: str) -> None:
+        """Bytes that were read before are read again after each kind of write to them."""
+        self.need(device.backend, OPERATIONS[operation])
+        target, source = (
+            device.span(device.filled(bytes([value]) * RUNS.extent), 0, RUNS.extent)
+            for value in (1, 2)
+        )
+        host = memoryview(b"\2" * RUNS.extent)
+        for nbytes in (1, drawn(2, 64), drawn(65, RUNS.run_nbytes)):
+            device.write(target.data, 0, b"\1" * RUNS.extent)
+            assert device.read(target.data, 0, nbytes) == b"\1" * nbytes
+            device.run(operation, target, source, host, RUNS)
+            assert device.read(target.data, 0, nbytes) == b"\2" * nbytes, (
+                f"after {operation} the bytes are read that were there before"
+            )
+
     def test_free_and_reuse(self, device: DeviceUnderTest) -> None:
         """Memory that is reused after a free works like new memory; other memory is unchanged."""
         neighbour = device.filled(b"n" * 4096)
@@ -148,7 +187,7 @@ class MemoryTests(BackendCase):
                 on.free(data)
         for device in devices:
             device.synchronize()
-        assert live_allocations(devices[0].backend) == before
+        check_live(devices[0].backend, before, "after memory that was made with its content")
 
     def test_memory_made_with_its_content_does_not_alias(self, device: DeviceUnderTest) -> None:
         """Twenty buffers, of a read-only source that is the same object each time."""
@@ -237,7 +276,7 @@ class TrimTests(BackendCase, needs=SupportsTrim):
             device.backend.trim(device.device_id)
         for size, data in held.items():
             assert device.holds(data, random_bytes(size, size)), f"memory of {size} bytes is lost"
-        assert live_allocations(device.backend) == before
+        check_live(device.backend, before, "after trim")
 
     def used(self, device: DeviceUnderTest) -> int:
         """`memory_in_use`, or a skip where nobody knows."""
@@ -460,4 +499,8 @@ class ExportableTests(BackendCase, needs=SupportsMemoryExport):
         for _ in range(TURNS):
             device.import_memory(self.export(device, self.new_block(device)))
             device.close()
-        assert counts() == before
+        now = counts()
+        assert now == before, (
+            f"after {TURNS} exports and imports there are {now[0]} live allocations and {now[1]} "
+            f"open files; there were {before[0]} and {before[1]}"
+        )

@@ -27,6 +27,7 @@ ITEMSIZE = 4
 LAYOUTS: dict[str, tuple[Any, ...]] = {
     "whole": (0, (2, 3), None),
     "offset": (12, (2, 3), None),
+    "offset inside of an element": (6, (2, 3), None),
     "rows": (0, (3, 2), (24, 4)),
     "columns": (0, (3, 2), (32, 8)),
     "transposed": (0, (3, 4), (4, 12)),

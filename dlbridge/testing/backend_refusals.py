@@ -35,6 +35,7 @@ from .backend_base import (
     BackendCase,
     DeviceUnderTest,
     catch,
+    check_live,
     end_quietly,
     live_allocations,
 )
@@ -300,7 +301,7 @@ class LostTests(BackendCase):
             device.free(again)
         for each in (data, calls.other):
             end_quietly(partial(device.free, each))
-        assert live_allocations(backend) == before
+        check_live(backend, before, "after memory of a lost device was dropped")
         for other in devices:
             self.reopen(other)
 
@@ -337,7 +338,7 @@ class LostTests(BackendCase):
         if imports:
             end_quietly(partial(device.free, imported))
         end_quietly(partial(device.free, data))
-        assert live_allocations(backend) == before
+        check_live(backend, before, "after views and imports of a lost device were dropped")
         self.reopen(device)
 
     def test_lost_device_ends_a_wait(self, backend: Any, device: DeviceUnderTest) -> None:

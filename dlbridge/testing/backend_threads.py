@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,16 +20,32 @@ import pytest
 import dlbridge
 from dlbridge.conformance.cases import in_threads
 from dlbridge.errors import Error
-from dlbridge.protocol import SupportsCopy, SupportsFill
+from dlbridge.protocol import (
+    SupportsCopy,
+    SupportsFill,
+    SupportsMemoryExport,
+)
 
-from .backend_base import PAGES, DeviceUnderTest, are_same, live_allocations, random_bytes
+from .backend_base import (
+    PAGES,
+    DeviceUnderTest,
+    are_same,
+    catch,
+    check_live,
+    drawn,
+    live_allocations,
+    random_bytes,
+)
 from .backend_moves import PublicCase, numbers, on_host
 from .backend_process import is_silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType, FrameType
 
     from dlbridge.protocol import Allocation
+
+    Line = tuple[CodeType, int]
 
 THREADS = 8
 
@@ -83,29 +100,79 @@ device.close()
 """
 
 
+def traced(see: Callable[[Line], object], call: Callable[[], object]) -> None:
+    """Call *call*, and *see* before each line of it in this thread."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if event == "line":
+            see((frame.f_code, frame.f_lineno))
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+
+
+def lines_of(call: Callable[[], object]) -> list[Line]:
+    """The lines that *call* runs."""
+    lines: dict[Line, None] = {}
+    traced(lines.setdefault, call)
+    return list(lines)
+
+
+def at_line(line: Line, do: Callable[[], object], call: Callable[[], object]) -> None:
+    """Call *call*, and *do* before each time that it runs *line*."""
+    traced(lambda now: do() if now == line else None, call)
+
+
+def maker(device: DeviceUnderTest, address: int) -> Callable[[], list[object]]:
+    """What makes one memory of each kind that the backend has; pages of the host at *address*."""
+    backend, device_id, stream = device.backend, device.device_id, device.stream
+    imports = device.can_import(address)
+    exports = isinstance(backend, SupportsMemoryExport)  # which needs SupportsMemoryImport
+    exported = None
+    if exports and not backend.memory_export_refusal(device_id, 0):
+        block = device.hold(backend.allocate_exportable(device_id, PAGES, stream))
+        exported = backend.export_memory(device_id, block)
+
+    def made() -> list[object]:
+        new: list[object] = [backend.allocate(device_id, 100, 1, stream)]
+        if imports:
+            with suppress(Error):  # a second import of the same pages may be refused
+                new.append(backend.import_host(device_id, address, PAGES, False, stream))
+        if exported is not None:
+            new.append(backend.import_memory(device_id, exported, stream))
+        return new
+
+    return made
+
+
 def free_in_finalizers(
     device: DeviceUnderTest, thresholds: list[int], patience: float, seconds: float
 ) -> bool:
-    """Have the collector free memory at any point of calls for other memory; False: a deadlock.
+    """Have memory freed at any point of calls for other memory; False: a deadlock.
 
     A threshold is the number of objects until the next collection. Each moves it to another
-    line of a call, and some to a line that holds a lock. After so many *seconds* it is enough.
+    line of a call, and some to a line that holds a lock. Then it is freed at each line of a call.
+    After so many *seconds* it is enough.
     """
-    held, backend, device_id = device.filled(b"h" * 100), device.backend, device.device_id
+    held = device.filled(b"h" * 100)
     pages = mmap.mmap(-1, PAGES)
     pin = ctypes.c_char.from_buffer(pages)
-    address = ctypes.addressof(pin)
-    imports = device.can_import(address)
+    made = maker(device, ctypes.addressof(pin))
 
     class Owner:
         def __init__(self) -> None:
             self.cycle = self  # only the garbage collector can free it
-            self.memory = backend.allocate(device_id, 100, 1, device.stream)
-            if imports:
-                with suppress(Error):  # a second import of the same pages may be refused
-                    self.place = backend.import_host(
-                        device_id, address, PAGES, False, device.stream
-                    )
+            self.memory = made()
+
+    def use() -> None:
+        device.write(held, 0, b"w" * 100)
+        device.read(held, 0, 100)
+        device.synchronize()
 
     def work() -> None:
         end = time.monotonic() + seconds
@@ -113,8 +180,14 @@ def free_in_finalizers(
             gc.set_threshold(threshold)
             for _ in range(5):
                 Owner()
-                device.write(held, 0, b"w" * 100)
-                device.read(held, 0, 100)
+                use()
+            if time.monotonic() > end:
+                break
+        gc.set_threshold(0)
+        end = time.monotonic() + seconds
+        for line in lines_of(use):
+            new = made()
+            at_line(line, new.clear, use)
             if time.monotonic() > end:
                 break
 
@@ -133,7 +206,7 @@ def free_in_finalizers(
         return False
     gc.collect()
     assert device.read(held, 0, 100) == b"w" * 100
-    device.free(held)
+    device.close()
     del pin
     pages.close()
     return True
@@ -242,6 +315,50 @@ class ThreadTests(PublicCase):
 
         run_in_threads(work)
 
+    def test_threads_copy_between_devices(self, devices: list[DeviceUnderTest]) -> None:
+        """Two threads that copy in opposite directions: each gets its bytes, and none hangs."""
+        backend = devices[0].backend
+        self.need(backend, SupportsCopy)
+        if len(devices) < 2:
+            pytest.skip("there is one device")
+        sizes = drawn(16, 4096), drawn((1 << 16) + 1, 1 << 18)
+        failures: list[BaseException] = []
+
+        def work(number: int, here: DeviceUnderTest, there: DeviceUnderTest) -> None:
+            for nbytes in sizes:
+                content = random_bytes(nbytes, number)
+                data, into = there.filled(content), here.filled(bytes(nbytes))
+                for turn in range(15):
+                    here.write(into, 0, bytes(nbytes))
+                    here.copy(here.span(into, 0, nbytes), there.span(data, 0, nbytes))
+                    assert here.holds(into, content), (
+                        f"turn {turn}: other bytes than were copied from the other device, while "
+                        "other threads copied as well"
+                    )
+
+        threads = []
+        for number in range(4):
+            pair = [
+                mine.on(mine.stream)  # each thread counts its own memory
+                for each in (devices[:2] if number % 2 else devices[1::-1])
+                for mine in self.each_stream(each)[-1:]
+            ]
+            given = failures, partial(work, number, *pair)
+            threads.append(threading.Thread(target=catch, args=given, daemon=True))
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + self.patience
+        for thread in threads:
+            thread.join(max(until - time.monotonic(), 0))
+        if failures:
+            raise failures[0]
+        if any(thread.is_alive() for thread in threads):
+            faulthandler.dump_traceback()
+            pytest.fail(
+                "deadlock: threads that copy between two devices in opposite directions wait for "
+                "each other"
+            )
+
     def test_free_anywhere_in_a_call(self, backend: Any) -> None:
         """A lock that the end of memory and another member take must not stop a finalizer.
 
@@ -266,7 +383,7 @@ class ThreadTests(PublicCase):
             "deadlock: a finalizer waits for a lock of its own thread"
         )
         device.synchronize()
-        assert live_allocations(backend) == before
+        check_live(backend, before, "after a finalizer in the middle of calls")
 
     @pytest.mark.parametrize("kind", ["memory", "host view", "host import"])
     def test_what_is_dropped_is_given_back(
@@ -289,7 +406,7 @@ class ThreadTests(PublicCase):
                 del held
             gc.collect()
             device.synchronize()
-            assert live_allocations(device.backend) == before, f"a {kind} that is dropped {way}"
+            check_live(device.backend, before, f"after a {kind} was dropped {way}")
         assert are_same(bytes(host_pages[1]), content)
         assert device.read(device.filled(b"and on"), 0, 6) == b"and on"
 

@@ -1045,6 +1045,39 @@ def misaligned(fake, real, device_id, nbytes, alignment, stream, content=None):
     return PlainAllocation(made.data + 32, nbytes, stream, owner=made)
 
 
+@found_by("test_handles_do_not_come_again")
+class HandlesOf16Bits(Sound):
+    """The numbers of memory begin again after 65,536, whether they are in use or not."""
+
+    def __init__(self):
+        super().__init__()
+        first = next(self.handles)
+        self.handles = itertools.cycle(range(first, first + (1 << 16)))
+
+
+@found_by("test_reads_are_of_now")
+class KeepsWhatWasRead(Sound):
+    """Few bytes that were read are kept for the next read, until something is uploaded."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = {}
+
+    def copy_from_host(self, *given):
+        self.read.clear()
+        super().copy_from_host(*given)
+
+    def copy_to_host(self, source, into, stream):
+        self.bytes_of(source)
+        if source in self.read:
+            into[:] = self.read[source]
+            return
+        super().copy_to_host(source, into, stream)
+        if source.nbytes <= 64:
+            self.synchronize(source.device_id, stream)
+            self.read[source] = bytes(into)
+
+
 # Leaks
 
 
@@ -1064,6 +1097,43 @@ keeping("fill_leaks", "fill", "test_work_leaks_nothing")
 keeping("wait_leaks", "wait", "test_work_leaks_nothing")
 keeping("sources_are_kept", "copy_from_host", "test_host_memory_is_let_go", lambda it: it[1])
 keeping("targets_are_kept", "copy_to_host", "test_host_memory_is_let_go", lambda it: it[1])
+keeping("streams_are_kept", "normalize_stream", "test_streams_are_let_go", lambda it: it[1], Late)
+
+
+@found_by("test_many_allocations_leak_nothing")
+class StagingOfEachThread(Sound):
+    """Each thread has a staging buffer, which stays when the thread has ended."""
+
+    says = "bytes stay after each turn"
+
+    def __init__(self):
+        super().__init__()
+        self.staging = {}
+
+    def copy_from_host(self, target, source, stream):
+        self.staging.setdefault(threading.current_thread(), bytearray(1 << 18))
+        super().copy_from_host(target, source, stream)
+
+
+@breaks("allocate", "test_refusals_leak_nothing")
+def memory_for_no_stream_is_kept(fake, real, device_id, nbytes, alignment, stream, content=None):
+    """The memory is taken before the stream is looked at."""
+    taken = bytearray(nbytes if nbytes < 1 << 40 else 0)
+    try:
+        return real(device_id, nbytes, alignment, stream)
+    except ValueError:
+        vars(fake).setdefault("taken", []).append(taken)
+        raise
+
+
+@breaks("allocate", "test_lost_device", says="freed by the garbage collector alone")
+def memory_in_a_cycle(fake, real, *given):
+    """Memory refers to itself, and goes when the collector comes."""
+    made = real(*given)
+    made.owner = made
+    return made
+
+
 keeping("owners_are_kept", "to_native", "test_native_keeps_its_owner", lambda it: it[0].owner)
 keeping(
     "ends_leak_a_little",
@@ -1229,6 +1299,57 @@ class LockedEndsOfImports(Shared):
             return super()._end(imported)
 
 
+@found_by("test_free_anywhere_in_a_call")
+class LockedEndsOfOpenedMemory(LateExporting):
+    """`synchronize` takes the lock that the end of opened memory takes."""
+
+    patience, says = 20, "deadlock: a finalizer waits for a lock of its own thread"
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def synchronize(self, device_id, stream):
+        with self.lock:
+            super().synchronize(device_id, stream)
+
+    def end_opened(self, opened):
+        with self.lock:
+            super().end_opened(opened)
+
+
+@found_by("test_threads_copy_between_devices")
+class LocksOfTwoDevices(Sound):
+    """A copy between two devices locks the target's, then the source's."""
+
+    patience, says = 5, "deadlock: threads that copy between two devices"
+
+    def __init__(self):
+        super().__init__()
+        self.locks = threading.RLock(), threading.RLock()
+
+    def copy(self, target, source, stream):
+        with self.locks[target.device_id]:
+            if target.device_id != source.device_id:
+                time.sleep(DRIVER_TIME)
+            with self.locks[source.device_id]:
+                super().copy(target, source, stream)
+
+
+@found_by("test_threads_copy_between_devices")
+class StagingBetweenDevices(Late):
+    """Long copies between two devices go through one buffer, whoever uses it."""
+
+    def copy(self, target, source, stream):
+        if target.device_id == source.device_id or target.nbytes <= 1 << 16:
+            super().copy(target, source, stream)
+            return
+        into, queue = self.bytes_of(target, write=True), self.stream(target.device_id, stream)
+        ALL[: target.nbytes] = self.bytes_of(source)
+        time.sleep(DRIVER_TIME)
+        self.move(queue, into, ALL[: target.nbytes])
+
+
 @breaks("copy_from_host", "test_free_anywhere_in_a_call", base=Locked)
 def locked_upload(fake, real, *given):
     """The same in an upload."""
@@ -1325,6 +1446,19 @@ class InterruptedAllocationsAreLost(Ends):
     def device_info(self, device_id):
         used = sum(self.given.copy().values())
         return {**super().device_info(device_id), "memory_used": used}
+
+
+@breaks(
+    "synchronize",
+    "test_the_exception_of_a_signal_handler_ends_a_wait",
+    base=Late,
+    says="swallowed a KeyboardInterrupt",
+)
+def ctrl_c_is_swallowed(fake, real, device_id, stream):
+    """A wait that is cut off begins again."""
+    while True:
+        with suppress(KeyboardInterrupt):
+            return real(device_id, stream)
 
 
 # Streams
@@ -1717,6 +1851,13 @@ def slabs_behind_no_ended_stream(fake, real, memory):
 
 
 # Native objects and foreign handles
+
+
+@breaks("from_native", "test_native_layouts")
+def native_offset_in_elements(fake, real, obj):
+    """The offset is counted in whole elements."""
+    array = real(obj)
+    return array and array._replace(offset=array.offset // 4 * 4)
 
 
 @breaks("to_native", "test_native_layouts")
@@ -2323,6 +2464,18 @@ class ExitCrashes(Sound):
         super().__init__()
         if IN_CHILD:
             atexit.register(lambda: self.table and os.abort())
+
+
+@found_by("test_exit")
+class ThreadAtExit(Sound):
+    """A thread that helps is no daemon, and nobody ends it."""
+
+    patience, says = 8, "has not ended after 8 s (patience)"
+
+    def __init__(self):
+        super().__init__()
+        if IN_CHILD:
+            threading.Thread(target=time.sleep, args=(3600,)).start()
 
 
 @breaks("at_end", "test_fork_with_shared_memory", base=SharedEnds)
