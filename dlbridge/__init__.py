@@ -140,7 +140,8 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
         if name == "ffi":
             return importlib.import_module(".ffi", __name__)
         if name not in _MODULES:
-            from .core.values.text import PACKAGE_NAMES, did_you_mean
+            from ._absent_names import PACKAGE_NAMES
+            from .core.values.text import did_you_mean
 
             known = PACKAGE_NAMES.get(name)
             hint = f"; {known}" if known else did_you_mean(name, __all__)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import dlbridge as bridge
+from dlbridge._absent_names import PACKAGE_NAMES, TENSOR_NAMES
 from dlbridge.core.plugins.registry import _find
-from dlbridge.core.values.text import PACKAGE_NAMES, TENSOR_NAMES
 from dlbridge.extending import CPU, LOADED, Memory, tensor_on
 from tests.support.expected_parts import backend_or_skip
 from tests.support.peers import peer

@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dlbridge._absent_names import TENSOR_NAMES
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
 from dlbridge.core.public import for_guests
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import NUMPY_OWN
-from dlbridge.core.values.text import TENSOR_NAMES, Absent, WithAbsentNames
+from dlbridge.core.values.text import Absent, WithAbsentNames
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import Owner
 

@@ -12,10 +12,11 @@ import re
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from dlbridge._absent_names import DTYPE_NAMES
 from dlbridge.core.public import OpenEnum, Value, for_guests, public
 from dlbridge.errors import ExchangeError
 
-from .text import DTYPE_NAMES, Absent, WithAbsentNames, did_you_mean, with_article
+from .text import Absent, WithAbsentNames, did_you_mean, with_article
 
 if TYPE_CHECKING:
     import builtins

@@ -142,13 +142,7 @@ def html_table(
     return f"<p>{escape(title)}</p>" + (f"<table>{body}</table>" if body else "")
 
 
-# Names that others have, and what to write ------------------------------------------
-
-
-def _by_name(groups: dict[str, str]) -> dict[str, str]:
-    """The text for each name, from the names for each text."""
-    return {name: text for text, names in groups.items() for name in names.split()}
-
+# Names that others have ---------------------------------------------------------------
 
 # Of libraries, devices and dtypes.
 _SHORT = """
@@ -160,118 +154,6 @@ i64:int64 u16:uint16 u32:uint32 u64:uint64 i4:int4 u4:uint4 fp4:float4_e2m1fn fp
 """
 _ALIASES = dict(pair.split(":") for pair in _SHORT.split())
 """Short names that are in use -> ours, for messages only."""
-
-_TORCH = "dlbridge.to_device(x, 'cpu', like='torch')"
-_MOVE = "dlbridge.to_device(x, device) moves a tensor, such as to 'opencl:0'"
-_COPY = "dlbridge.to_device(x, dlbridge.device_of(x), copy=True) makes a copy"
-_DTYPES = (
-    "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 bfloat16 "
-    "complex64 complex128"
-)
-_BACKENDS = "cpu cuda oneapi opencl rocm vulkan webgpu"
-
-PACKAGE_NAMES = _by_name(
-    {
-        "dlbridge.to_device(x, 'cpu', like='numpy') gives a numpy array": "to_numpy as_numpy "
-        "asnumpy",
-        f"{_TORCH} gives a torch tensor": "to_torch",
-        "dlbridge.to_device(x, 'cpu', like='jax') gives a jax array": "to_jax",
-        "pass the tensor itself: every library's from_dlpack takes it": "to_dlpack",
-        "dlbridge.asarray(x) takes the arrays of every library": "from_numpy from_torch from_jax "
-        "from_array from_list from_pandas from_buffer frombuffer array as_tensor tensor",
-        _MOVE: "to move transfer device_put",
-        f"{_MOVE}, {_TORCH} gives an array of another library, and "
-        "dlbridge.astype(dlbridge.to_device(x, 'cpu'), dtype) another dtype": "convert",
-        "dlbridge.astype(dlbridge.to_device(x, 'cpu'), dtype) converts the elements": "cast",
-        f"{_COPY}; dlbridge.copy_(target, source) copies into memory that there is": "copy",
-        _COPY: "clone",
-        "dlbridge.use_stream(device, stream) takes the stream of any library": "stream Stream "
-        "context",
-        "dlbridge.load(path) reads a file": "from_file load_file",
-        "dlbridge.save(path, x) writes a file": "to_file save_file",
-        "dlbridge.from_blob(address, shape, dtype) makes a tensor of an address": "from_pointer "
-        "from_ptr from_address",
-        "dlbridge.copy_(target, dlbridge.full_like(target, value)) fills memory that there "
-        "is": "fill fill_ zero_",
-        "let numpy make the numbers: dlbridge.asarray(numpy.arange(3)) is a tensor on its "
-        "memory": "arange linspace eye random rand randn",
-        "dlbridge does not compute: take an array of a library that does, such as "
-        "dlbridge.to_device(x, 'cpu', like='numpy')": "concatenate concat stack where matmul sum "
-        "mean",
-        "dlbridge.asarray(x).reshape(shape) is a view of another shape": "reshape",
-        "dlbridge.explain(x, device) says what a move would do": "describe",
-        "dlbridge.devices() lists the devices that can be used here": "is_available device_count "
-        "get_device get_devices list_devices",
-    }
-) | {
-    name: f"dlbridge.backend({name!r}) gives the backend, and '{name}:0' is its first device"
-    for name in _BACKENDS.split()
-}
-"""A name that other packages have -> what to write with dlbridge."""
-PACKAGE_NAMES |= {
-    name: f"a dtype is written as a text, {name!r}; dlbridge.dtype({name!r}) is its object"
-    for name in _DTYPES.split()
-}
-
-_NUMPYS = (
-    "it is no {} of numpy; for a function that wants an array of numpy, pass numpy.asarray(t), "
-    "which shares the memory of a tensor on the CPU"
-).format
-
-DTYPE_NAMES = _by_name(
-    {
-        _NUMPYS("dtype"): "kind byteorder char str num names fields subdtype isbuiltin "
-        "hasobject isnative"
-    }
-)
-"""A name that numpy's dtypes have -> what to write with ours."""
-
-_COMPUTED = "sum mean max min prod std var argmax argmin any all cumsum round sort argsort clip"
-
-TENSOR_NAMES = _by_name(
-    {
-        "write t.to_device('cpu')": "cpu",
-        "write t.to_device('cuda:0')": "cuda",
-        "write t.to_device(device), and dlbridge.to_device(t, 'cpu', like='torch') for an array of "
-        "another library": "to",
-        "write t.numpy(copy=None), which copies from devices that the host does not "
-        "read": "to_numpy as_numpy get asnumpy",
-        "write dlbridge.to_device(t, 'cpu', like='torch'), or name another device that torch "
-        "has": "torch to_torch",
-        "write dlbridge.to_device(t, 'cpu', like='jax'), or name another device that jax "
-        "has": "jax to_jax",
-        "a Tensor has no gradient, so use it as it is": "detach",
-        "dlbridge.astype(dlbridge.to_device(t, 'cpu'), dtype) converts the elements": "astype type "
-        "cast half float double bfloat16 int long",
-        "dlbridge.to_device(t, t.device, copy=True) makes a copy": "copy clone",
-        "dlbridge.copy_(t, source) copies into it": "copy_",
-        "dlbridge.to_device(t, t.device, copy=True) makes a compact copy": "contiguous",
-        "dlbridge.copy_(t, dlbridge.full_like(t, value)) fills it": "fill fill_ zero_",
-        "write t.reshape(-1)": "flatten ravel",
-        "write t.reshape(shape)": "squeeze",
-        "write t.reshape(shape), or t[None]": "unsqueeze",
-        "t.transpose(axis, ...) puts the dimensions in another order": "permute swapaxes",
-        "write t.ndim": "dim",
-        "write t.strides": "stride",
-        "write t.itemsize": "element_size",
-        "write t.tobytes()": "tostring",
-        "write t.readonly": "writeable is_readonly",
-        "t.device says where it is": "is_cpu is_cuda",
-        "t.data_ptr() is its address or handle, and t.operand() has all that a kernel "
-        "needs": "data ptr address handle buffer storage_offset",
-        "t.to_native() gives the object of the device's own library": "native",
-        "dlbridge.synchronize(t.device) waits for the work on its device": "synchronize sync wait "
-        "block_until_ready",
-        "dlbridge.save(path, t) writes a file": "save tofile",
-        "its memory is freed when nobody uses it any more: del t": "free release close delete",
-        _NUMPYS("array"): "flags ctypes base flat",
-    }
-) | {
-    name: "a Tensor does not compute: take an array of a library that does, such as "
-    f"dlbridge.to_device(t, 'cpu', like='numpy').{name}()"
-    for name in _COMPUTED.split()
-}
-"""A name that other libraries' tensors have -> what to write with ours."""
 
 
 class Absent:
