@@ -35,6 +35,9 @@ class Begun(NamedTuple):
 
 _new = tuple.__new__
 
+NOTHING: Facts = ("", "", "", 0, "", (), 0)
+"""The source of an exchange whose array is asked for when its function returns."""
+
 UNSEEN: Any = object()
 """The result of an exchange that is not seen."""
 
@@ -46,9 +49,18 @@ class Watcher:
         self.tables: tuple[Ledger, ...] = ()
         self.callables = Callables()
 
-    def begun(self, site: CallSite, known: Known, x: Any) -> Begun | None:
+    def refresh(self) -> None:
+        """Find the callables of what was imported."""
+        self.callables.refresh(self._prepare)
+
+    def _prepare(self, new: list[Known]) -> None:
+        raise NotImplementedError
+
+    def begun(
+        self, site: CallSite, known: Known, x: Any, *, is_later: bool = False
+    ) -> Begun | None:
         """The exchange that a call with the array *x* begins; None if it is none."""
-        source = facts_of(x)
+        source = NOTHING if is_later else facts_of(x)
         if source is None or source[1] == known.prefix:
             return None  # also a library's copy of its own array
         is_known = known.is_fixed and site.arguments == known.arguments and source[3] != 0
@@ -65,30 +77,24 @@ class Watcher:
         seconds = (at or perf_counter()) - begun[4]
         site, known, source, is_known, _ = begun
         exchange = known[0]
-        note, nbytes = "", 0
+        made = None if result is UNSEEN else facts_of(result)
+        target, device, nbytes, note = exchange.makes, "cpu", source[6], ""
         verdict: str
-        if result is UNSEEN:
-            if is_known or exchange.makes in ("list", "number"):
-                verdict = exchange.result
-            elif exchange.result == "moved":
-                return None  # not seen: most stay where they are
-            else:
-                verdict = "not seen"
-            target, device = exchange.makes, "cpu"
-            if verdict == "copied":
-                nbytes = source[6]
-        else:
-            made = facts_of(result)
-            if made is None:
-                return self.ended(begun, UNSEEN, frame, at) if exchange.result != "moved" else None
+        if made is not None:
             if made[1] == source[1] and made[2] == source[2]:
                 return None
-            target, device = text_of(made), made[2]
+            target, device, nbytes = text_of(made), made[2], made[6]
             verdict = _verdict(begun, made)
             if frame is not None and known.library == "dlbridge" and verdict != "shared":
                 verdict, note = _planned(frame, verdict, source)
-            if verdict in ("copied", "moved"):
-                nbytes = made[6]
+        elif is_known or target in ("list", "number"):
+            verdict = exchange.result
+        elif exchange.result == "moved":
+            return None  # most stay where they are
+        else:
+            verdict = "not seen"
+        if verdict not in ("copied", "moved"):
+            nbytes = 0
         if not note and source[2] not in HOST and device in HOST:
             note = "waits for the device"
         forbidden = ""

@@ -19,7 +19,7 @@ from dlbridge.errors import Error
 from dlbridge.extending import unless_handler
 
 from .arrays import is_installed
-from .exchanges import UNSEEN, Begun, Watcher, variable
+from .exchanges import NOTHING, UNSEEN, Begun, Watcher, variable
 from .sites import CallSite, sites_of
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ _BOUND = (MethodType, BuiltinMethodType)
 _QUIET = 100
 """After so many calls that were none of interest the place of a parameter is looked at."""
 
+_NEVER_QUIET = -100 * _QUIET
+
 _MOST_BEGUN = 10_000
 """Exchanges that have begun and not ended: more are those whose calls have raised."""
 
@@ -48,16 +50,27 @@ _MOST_BEGUN = 10_000
 class _Code:
     """What is known of a code object of the program, as long as that lives."""
 
-    __slots__ = ("calls", "code", "events", "off", "parameters", "sites", "targets")
+    __slots__ = ("calls", "code", "disabled", "events", "sites", "targets")
 
     def __init__(self, code: CodeType, forget: Callable[[Any], object]) -> None:
         self.code = ref(code, forget)
         self.calls = sites_of(code)
         self.sites: dict[int, CallSite] = {}  # the calls that are watched
         self.targets: set[int] = set()  # the offsets behind exchanges
-        self.off: set[int] = set()  # the offsets whose events were disabled
-        self.parameters: dict[str, set[int]] = {}  # of those the calls of parameters
+        self.disabled: set[int] = set()  # the offsets of no interest
         self.events = 0
+
+    def enable(self, offset: int) -> None:
+        """Ask again for the events at *offset*."""
+        if offset in self.disabled:
+            self.disabled.discard(offset)
+            MONITORING.restart_events()
+
+    def listen(self, tool: int, code: CodeType, events: int) -> None:
+        """Ask for *events* of *code*, too."""
+        if events & ~self.events:
+            self.events |= events
+            MONITORING.set_local_events(tool, code, self.events)
 
 
 class Monitor(Watcher):
@@ -67,9 +80,8 @@ class Monitor(Watcher):
         super().__init__()
         self._codes: dict[int, _Code] = {}
         self._begun: dict[int, Begun] = {}
-        self._called: dict[int, tuple[CallSite, Known]] = {}
         self._names: set[str] = set()
-        self._functions: dict[CodeType, int] = {}  # of the described functions in Python
+        self._functions: set[CodeType] = set()  # of the described functions in Python
         self._tool = -1
 
     def start(self) -> None:
@@ -117,20 +129,13 @@ class Monitor(Watcher):
 
     # Described functions -----------------------------------------------------------------
 
-    def _refresh(self) -> None:
-        """Find the callables of what was imported, and ask for the results of those in Python."""
-        self.callables.refresh(self._prepare)
-
     def _prepare(self, new: list[Known]) -> None:
-        events = MONITORING.events
+        """Ask for the results of those in Python."""
         for known in new:
             self._names.add(known.exchange.name.rpartition(".")[2].rpartition(":")[2])
             if known.code is not None:
-                start = events.PY_START if known.exchange.argument else 0
-                self._functions[known.code] = self._functions.get(known.code, 0) | start
-        for code in {known.code for known in new if known.code is not None}:
-            wanted = events.PY_RETURN | self._functions[code]
-            MONITORING.set_local_events(self._tool, code, wanted)
+                self._functions.add(known.code)
+                MONITORING.set_local_events(self._tool, known.code, MONITORING.events.PY_RETURN)
 
     # Events ------------------------------------------------------------------------------
 
@@ -155,7 +160,7 @@ class Monitor(Watcher):
                         return None
                     if known is None:
                         if type(callee) not in _BOUND or type(callee.__self__) is ModuleType:
-                            return self._quiet(site, code, offset) if site.parameter else None
+                            return self._quiet(site, code) if site.parameter else None
                         known, owner = known_of(callee)
                         arg0 = arg0 if owner is UNSEEN else owner
                     if known is not None:
@@ -172,7 +177,7 @@ class Monitor(Watcher):
         """The site of a call that is seen for the first time; None if it is watched no more."""
         if self.callables.is_own(code.co_filename):
             return None
-        self._refresh()
+        self.refresh()
         known, _ = self.known(callee)
         own = self._codes.get(id(code))
         if own is None:
@@ -184,14 +189,9 @@ class Monitor(Watcher):
         if site is None:
             site = own.calls[offset] = CallSite(code, None)
         if known is None and not site.awaited and self._is_fixed(site, callee):
-            own.off.add(offset)
+            own.disabled.add(offset)
             return None
         own.sites[offset] = site
-        if site.how == "call" and site.after in own.calls:
-            own.calls[site.after].awaited = True
-            if site.after in own.off:
-                own.off.discard(site.after)
-                MONITORING.restart_events()
         return site
 
     def _is_fixed(self, site: CallSite, callee: Any) -> bool:
@@ -205,46 +205,41 @@ class Monitor(Watcher):
             return name == callee.__name__  # `self.function(x)` may be another one next time
         return True
 
-    def _quiet(self, site: CallSite, code: CodeType, offset: int) -> Any:
+    def _quiet(self, site: CallSite, code: CodeType) -> Any:
         """Disable the call of a parameter, as long as its function does not start again.
 
-        That start looks at the parameter (`_look_again`), so no other call of the function may be
+        That start looks at the parameter (`_on_start`), so no other call of the function may be
         running now: greenlets that wait cannot be found.
         """
         site.quiet += 1
         if site.quiet <= _QUIET or site.awaited or "greenlet" in sys.modules:
             return None
-        own = self._codes[id(code)]
-        self._listen(own, code, MONITORING.events.PY_START)
-        own.parameters.setdefault(site.parameter, set()).add(offset)
+        self._codes[id(code)].listen(self._tool, code, MONITORING.events.PY_START)
         running = 0
         for top in sys._current_frames().values():
             frame: FrameType | None = top
             while frame is not None:
                 running += frame.f_code is code
                 frame = frame.f_back
-        if running != 1:
-            site.quiet = -100 * _QUIET
-            return None
-        own.off.add(offset)
-        return MONITORING.DISABLE
+        if running == 1:
+            return MONITORING.DISABLE
+        site.quiet = _NEVER_QUIET
+        return None
 
-    def _look_again(self, own: _Code, frame: FrameType) -> None:
-        """Enable the calls of those parameters that are of interest in this call of a function."""
-        for name, offsets in own.parameters.copy().items():
-            if self.known(variable(frame, name))[0] is None:
-                continue
-            if offsets & own.off:
-                own.off -= offsets
-                MONITORING.restart_events()
-            for offset in offsets:
-                own.calls[offset].quiet = -100 * _QUIET
+    def _on_start(self, code: CodeType, _offset: int) -> None:
+        """Enable the calls of those parameters that are of interest in this call of *code*."""
+        try:
+            frame = sys._getframe(1)
+            for site in self._codes[id(code)].sites.copy().values():
+                if site.quiet > _QUIET and self.known(variable(frame, site.parameter))[0]:
+                    site.quiet = _NEVER_QUIET
+                    MONITORING.restart_events()
+        except unless_handler(Exception) as exc:
+            self.failed(exc)
 
     def _begin(self, site: CallSite, known: Known, code: CodeType, arg0: Any, frame: int) -> None:
-        if known.exchange.argument:
-            self._called[frame] = site, known
-            return
-        begun = self.begun(site, known, arg0)
+        is_later = known.code is not None and known.exchange.argument
+        begun = self.begun(site, known, arg0, is_later=bool(is_later))
         if begun is None:
             return
         if known.code is None and not site.is_followed:
@@ -255,23 +250,17 @@ class Monitor(Watcher):
 
     def _follow(self, site: CallSite, code: CodeType) -> None:
         """Ask for the event behind a call of C."""
-        own = self._codes[id(code)]
-        events = MONITORING.events
+        own, events = self._codes[id(code)], MONITORING.events
         if site.how == "return":
-            self._listen(own, code, events.PY_RETURN | events.PY_YIELD)
+            own.listen(self._tool, code, events.PY_RETURN | events.PY_YIELD)
+        elif site.how == "call":
+            own.calls[site.after].awaited = True
+            own.enable(site.after)
         else:
             own.targets.add(site.after)
-            if site.after in own.off:
-                own.off.discard(site.after)
-                MONITORING.restart_events()
-            self._listen(own, code, events.INSTRUCTION)
+            own.listen(self._tool, code, events.INSTRUCTION)
+            own.enable(site.after)
         site.is_followed = True
-
-    def _listen(self, own: _Code, code: CodeType, events: int) -> None:
-        wanted = own.events | events
-        if wanted != own.events:
-            own.events = wanted
-            MONITORING.set_local_events(self._tool, code, wanted)
 
     def _awaited(self, site: CallSite, offset: int, arg0: Any) -> ExchangeError | None:
         frame = id(sys._getframe(2))
@@ -292,14 +281,14 @@ class Monitor(Watcher):
                 if own is None:
                     return disable
                 if offset not in own.targets:
-                    own.off.add(offset)
+                    own.disabled.add(offset)
                     return disable
                 frame = getframe(1)
                 begun = all_begun.get(id(frame))
                 if begun is None:
                     return None
                 site = begun.site
-                if site.after != offset or site.code != id(code) or site.how == "call":
+                if site.after != offset or site.code != id(code):
                     return None
                 del all_begun[id(frame)]
                 seen = site.how == "store" and not begun.is_known
@@ -312,23 +301,6 @@ class Monitor(Watcher):
             return None
 
         return on_instruction
-
-    def _on_start(self, code: CodeType, _offset: int) -> None:
-        """A described function begins whose array is not its first argument, or a program's."""
-        try:
-            frame = sys._getframe(1)
-            own = self._codes.get(id(code))
-            if own is not None:
-                self._look_again(own, frame)
-                return
-            called = self._called.pop(id(frame.f_back), None)
-            if called is not None and called[1].code is code:
-                site, known = called
-                begun = self.begun(site, known, variable(frame, known.exchange.argument))
-                if begun is not None:
-                    self._begun[id(frame.f_back)] = begun
-        except unless_handler(Exception) as exc:
-            self.failed(exc)
 
     def _on_return(self, code: CodeType, offset: int, result: Any) -> None:
         error = None
@@ -343,6 +315,12 @@ class Monitor(Watcher):
                 if begun is None or not begun.site.is_returned(code, offset):
                     return
             del self._begun[key]
+            if begun.source is NOTHING:
+                x = variable(frame, begun.known.exchange.argument)
+                again = self.begun(begun.site, begun.known, x)
+                if again is None:
+                    return
+                begun = again._replace(at=begun.at)
             error = self.ended(begun, result, by)
         except unless_handler(Exception) as exc:
             self.failed(exc)

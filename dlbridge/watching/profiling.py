@@ -101,9 +101,6 @@ class Profiler(Watcher):
             self._begun.pop(id(frame), None)
         return None
 
-    def _refresh(self) -> None:
-        self.callables.refresh(self._prepare)
-
     def _prepare(self, new: list[Known]) -> None:
         self._functions.update({id(known.inner): known for known in new if known.inner})
 
@@ -118,7 +115,7 @@ class Profiler(Watcher):
         return site or sites.setdefault(frame.f_lasti, CallSite(code, frame.f_lineno))
 
     def _c_call(self, frame: FrameType, callee: Any) -> ExchangeError | None:
-        self._refresh()
+        self.refresh()
         known, x = self.known(callee)
         if known is None:
             return None
@@ -160,7 +157,7 @@ class Profiler(Watcher):
             return
         grown = len(sys.modules) != self.callables.modules
         if grown and not self.callables.is_own(user.f_code.co_filename):
-            self._refresh()
+            self.refresh()
         known = self._functions.get(id(frame.f_code))
         if known is None:
             return

@@ -7,7 +7,7 @@ import sys
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.extending import public_in
+from dlbridge.extending import bytes_text, html_table, public_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -74,6 +74,13 @@ class _Sum:
         self.calls = self.nbytes = 0
         self.seconds = 0.0
 
+    def add(self, shape: tuple[int | None, ...], nbytes: int, calls: int, seconds: float) -> None:
+        if self.shape != shape:
+            self.shape = _common(self.shape, shape)
+        self.nbytes += nbytes
+        self.calls += calls
+        self.seconds += seconds
+
 
 HOST = ("cpu", "cuda_host", "cuda_managed", "rocm_host")
 
@@ -106,15 +113,11 @@ class Ledger:
         if sums is None:
             sums = self._sums.setdefault(thread, {})
         kind, _, device, _, dtype, shape, _ = source
-        key = site, kind, device, target, dtype, result, len(shape)
+        key = site, kind, device, target, dtype, len(shape), result
         row = sums.get(key)
         if row is None:
             row = sums.setdefault(key, _Sum(shape, note))
-        elif row.shape != shape:
-            row.shape = _common(row.shape, shape)
-        row.calls += 1
-        row.nbytes += nbytes
-        row.seconds += seconds
+        row.add(shape, nbytes, 1, seconds)
         if not self._fail_on or not nbytes or result not in ("copied", "moved"):
             return ""
         words = ["copy", "move" if result == "moved" else ""]
@@ -128,20 +131,17 @@ class Ledger:
 
     def rows(self) -> list[ExchangeRow]:
         """The rows; those that took longest first."""
-        merged: dict[tuple[Any, ...], ExchangeRow] = {}
-        sums: list[tuple[Any, tuple[Any, ...]]] = [
-            (key, (tuple(row.shape), row.nbytes, row.calls, row.seconds, row.note))
-            for of_thread in self._sums.copy().values()
-            for key, row in of_thread.copy().items()
-        ]
-        for (site, kind, device, target, dtype, result, ndim), (shape, *rest) in sums:
+        merged: dict[tuple[Any, ...], _Sum] = {}
+        for of_thread in self._sums.copy().values():
+            for (site, *kind), each in of_thread.copy().items():
+                key = (site.filename, site.line, site.function, *kind)
+                row = merged.setdefault(key, _Sum(each.shape, each.note))
+                row.add(each.shape, each.nbytes, each.calls, each.seconds)
+        found = []
+        for (*where, kind, device, target, dtype, _, result), row in merged.items():
             source = kind if device == "cpu" else f"{kind} {device}"
-            where = site.filename, site.line, site.function
-            row = ExchangeRow(*where, source, target, dtype, shape, result, *rest)
-            key = *where, source, target, dtype, result, ndim
-            other = merged.get(key)
-            merged[key] = row if other is None else _both(other, row)
-        found = merged.values()
+            sums = tuple(row.shape), result, row.nbytes, row.calls, row.seconds, row.note
+            found.append(ExchangeRow._make([*where, source, target, dtype, *sums]))
         return sorted(found, key=lambda row: (-row.seconds, row.file, row.line))
 
     def notes(self) -> list[str]:
@@ -274,15 +274,8 @@ class Exchanges:
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows."""
-        from html import escape
-
-        lines = [("th", _HEAD), *(("td", _cells(row)) for row in self.rows)]
-        body = "".join(
-            "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-            for tag, cells in lines
-        )
-        foot = "".join(f"<p>{escape(line)}</p>" for line in self._foot())
-        return f"<table>{body}</table>{foot}"
+        first, *others = self._foot()
+        return html_table(first, _HEAD, map(_cells, self.rows)) + "".join(map(html_table, others))
 
     def _foot(self) -> list[str]:
         rows = self.rows
@@ -303,17 +296,6 @@ if sys.version_info < (3, 12):
         "3.12 and later watch faster."
     )
 _HEAD = ("where", "from", "to", "what", "bytes", "calls", "time", "")
-
-
-def _both(one: ExchangeRow, other: ExchangeRow) -> ExchangeRow:
-    """One row for two calls that stand on one line."""
-    return one._replace(
-        shape=_common(one.shape, other.shape),
-        nbytes=one.nbytes + other.nbytes,
-        calls=one.calls + other.calls,
-        seconds=one.seconds + other.seconds,
-        note=one.note or other.note,
-    )
 
 
 def _common(one: tuple[int | None, ...], other: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -348,10 +330,7 @@ def short(filename: str) -> str:
 
 
 def _bytes(count: int) -> str:
-    if count < 10_000:
-        return f"{count} B"
-    power = min((count.bit_length() - 1) // 10, 4)
-    return f"{count / 1024**power:.1f} {('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    return bytes_text(count).replace("bytes", "B")
 
 
 def _time(seconds: float) -> str:
