@@ -38,6 +38,8 @@ _new = tuple.__new__
 NOTHING: Facts = ("", "", "", 0, "", (), 0)
 """The source of an exchange whose array is asked for when its function returns."""
 
+_MOST_METHODS = 1000
+
 UNSEEN: Any = object()
 """The result of an exchange that is not seen."""
 
@@ -48,6 +50,7 @@ class Watcher:
     def __init__(self) -> None:
         self.tables: tuple[Ledger, ...] = ()
         self.callables = Callables()
+        self._methods: dict[tuple[type, str], Known] = {}
 
     def refresh(self) -> None:
         """Find the callables of what was imported."""
@@ -56,11 +59,9 @@ class Watcher:
     def _prepare(self, new: list[Known]) -> None:
         raise NotImplementedError
 
-    def begun(
-        self, site: CallSite, known: Known, x: Any, *, is_later: bool = False
-    ) -> Begun | None:
+    def begun(self, site: CallSite, known: Known, x: Any) -> Begun | None:
         """The exchange that a call with the array *x* begins; None if it is none."""
-        source = NOTHING if is_later else facts_of(x)
+        source = facts_of(x)
         if source is None or source[1] == known.prefix:
             return None  # also a library's copy of its own array
         is_known = known.is_fixed and site.arguments == known.arguments and source[3] != 0
@@ -76,37 +77,37 @@ class Watcher:
         """
         seconds = (at or perf_counter()) - begun[4]
         site, known, source, is_known, _ = begun
-        exchange = known[0]
+        kind, library, where, _, dtype, shape, nbytes = source
         made = None if result is UNSEEN else facts_of(result)
-        target, device, nbytes, note = exchange.makes, "cpu", source[6], ""
-        verdict: str
+        target, device, verdict, note = known.makes, "cpu", known.result, ""
         if made is not None:
-            if made[1] == source[1] and made[2] == source[2]:
+            target, device = made[0], made[2]
+            if made[1] == library and device == where:
                 return None
-            target, device, nbytes = text_of(made), made[2], made[6]
-            verdict = _verdict(begun, made)
-            if frame is not None and known.library == "dlbridge" and verdict != "shared":
+            if device != "cpu":
+                target = text_of(made)
+            nbytes = made[6]
+            verdict = _verdict(source, made, verdict if is_known else "not seen")
+            if frame is not None and verdict != "shared" and known.library == "dlbridge":
                 verdict, note = _planned(frame, verdict, source)
-        elif is_known or target in ("list", "number"):
-            verdict = exchange.result
-        elif exchange.result == "moved":
-            return None  # most stay where they are
-        else:
+        elif verdict == "moved":
+            return None  # not seen: most stay where they are
+        elif not is_known and target not in ("list", "number"):
             verdict = "not seen"
         if verdict not in ("copied", "moved"):
             nbytes = 0
-        if not note and source[2] not in HOST and device in HOST:
+        if not note and where not in HOST and device in HOST:
             note = "waits for the device"
+        key = site, kind, where, target, dtype, len(shape), verdict
         forbidden = ""
         for table in self.tables:
-            what = table.add(site, source, target, verdict, nbytes, seconds, note)
-            forbidden = forbidden or what
+            forbidden = table.add(key, shape, nbytes, seconds, note) or forbidden
         if not forbidden:
             return None
-        name = exchange.name.rpartition(":")[2]
+        name = known.exchange.name.rpartition(":")[2]
         return ExchangeError(
             f"{short(site.filename)}:{site.line}, in {site.function}: {name} of "
-            f"{text_of(source)}, {source[4]} {tuple(source[5])}, is a {forbidden} ({nbytes} bytes "
+            f"{text_of(source)}, {dtype} {tuple(shape)}, is a {forbidden} ({nbytes} bytes "
             f"{verdict} to {target}), which watch(fail_on=...) forbids; share the memory "
             "(dlbridge.explain says what hinders it), or do this outside of the watch"
         )
@@ -118,14 +119,23 @@ class Watcher:
             found = table.get(callee)
         except unless_handler(Exception):  # it has no hash
             return None, UNSEEN
-        if found is not None:
-            return found, UNSEEN
+        return (found, UNSEEN) if found is not None else self.method(callee)
+
+    def method(self, callee: Any) -> tuple[Known | None, Any]:
+        """What is known of the method that *callee* is of an object, and the object."""
+        table = self.callables.table
         if isinstance(callee, MethodType):
             return table.get(callee.__func__), callee.__self__
-        if isinstance(callee, BuiltinMethodType):
-            owner = callee.__self__
-            return table.get(getattr(type(owner), callee.__name__, None)), owner
-        return None, UNSEEN
+        if not isinstance(callee, BuiltinMethodType):
+            return None, UNSEEN
+        owner = callee.__self__
+        key = type(owner), callee.__name__
+        found = self._methods.get(key)
+        if found is None:
+            found = table.get(getattr(*key, None))
+            if found is not None and len(self._methods) < _MOST_METHODS:
+                self._methods[key] = found
+        return found, owner
 
     def failed(self, exc: Exception) -> None:
         """Note an exception of ours, which the program must not get."""
@@ -133,15 +143,14 @@ class Watcher:
             table.remark(f"an exchange could not be read: {type(exc).__name__}: {exc}")
 
 
-def _verdict(begun: Begun, made: Facts) -> str:
-    start, there, nbytes = begun.source[3], made[3], begun.source[6]
-    if not made[6] or (start and there and start <= there < start + nbytes):
+def _verdict(source: Facts, made: Facts, otherwise: str) -> str:
+    """What *made* is to *source*; *otherwise* where it does not say where it is."""
+    start, there = source[3], made[3]
+    if not made[6] or (start and there and start <= there < start + source[6]):
         return "shared"
-    if made[2] != begun.source[2]:
+    if made[2] != source[2]:
         return "moved"
-    if start and not there:  # it does not say where it is
-        return begun.known.exchange.result if begun.is_known else "not seen"
-    return "copied"
+    return otherwise if start and not there else "copied"
 
 
 def _planned(frame: FrameType, verdict: str, source: Facts) -> tuple[str, str]:

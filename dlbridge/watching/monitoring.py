@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from time import perf_counter
 from types import (
     BuiltinFunctionType,
     BuiltinMethodType,
@@ -142,7 +143,7 @@ class Monitor(Watcher):
     def _call_event(self) -> Callable[[CodeType, int, Any, Any], Any]:
         """The function that CPython calls before each call that is not disabled."""
         codes, disable = self._codes, MONITORING.DISABLE
-        known_of, table, getframe = self.known, self.callables.table, sys._getframe
+        method, table, getframe = self.method, self.callables.table, sys._getframe
 
         def on_call(code: CodeType, offset: int, callee: Any, arg0: Any) -> Any:
             try:
@@ -161,8 +162,7 @@ class Monitor(Watcher):
                     if known is None:
                         if type(callee) not in _BOUND or type(callee.__self__) is ModuleType:
                             return self._quiet(site, code) if site.parameter else None
-                        known, owner = known_of(callee)
-                        arg0 = arg0 if owner is UNSEEN else owner
+                        known, arg0 = method(callee)
                     if known is not None:
                         self._begin(site, known, code, arg0, id(getframe(1)))
                     return None
@@ -238,8 +238,10 @@ class Monitor(Watcher):
             self.failed(exc)
 
     def _begin(self, site: CallSite, known: Known, code: CodeType, arg0: Any, frame: int) -> None:
-        is_later = known.code is not None and known.exchange.argument
-        begun = self.begun(site, known, arg0, is_later=bool(is_later))
+        if known.code is not None and known.exchange.argument:
+            begun: Begun | None = Begun(site, known, NOTHING, False, perf_counter())
+        else:
+            begun = self.begun(site, known, arg0)
         if begun is None:
             return
         if known.code is None and not site.is_followed:
@@ -287,11 +289,11 @@ class Monitor(Watcher):
                 begun = all_begun.get(id(frame))
                 if begun is None:
                     return None
-                site = begun.site
+                site, _, _, is_known, _ = begun
                 if site.after != offset or site.code != id(code):
                     return None
                 del all_begun[id(frame)]
-                seen = site.how == "store" and not begun.is_known
+                seen = site.how == "store" and not is_known
                 error = self.ended(begun, variable(frame, site.name) if seen else UNSEEN)
             except unless_handler(Exception) as exc:
                 self.failed(exc)

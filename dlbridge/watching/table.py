@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Self
 
-    from .arrays import Facts
     from .sites import CallSite
 
 
@@ -67,10 +66,10 @@ class ExchangeRow(NamedTuple):
 
 
 class _Sum:
-    __slots__ = ("calls", "nbytes", "note", "seconds", "shape")
+    __slots__ = ("calls", "forbidden", "nbytes", "note", "seconds", "shape")
 
-    def __init__(self, shape: tuple[int | None, ...], note: str) -> None:
-        self.shape, self.note = shape, note
+    def __init__(self, shape: tuple[int | None, ...], note: str, forbidden: str = "") -> None:
+        self.shape, self.note, self.forbidden = shape, note, forbidden
         self.calls = self.nbytes = 0
         self.seconds = 0.0
 
@@ -85,6 +84,11 @@ class _Sum:
 HOST = ("cpu", "cuda_host", "cuda_managed", "rocm_host")
 
 
+Kind = tuple["CallSite", str, str, str, str, int, str]
+"""What has one row: the call, the class and the device of the source, the target, the dtype, the
+number of dimensions and the result."""
+
+
 class Ledger:
     """What the watchers have seen, for one table."""
 
@@ -92,35 +96,25 @@ class Ledger:
         self._thread = get_ident() if threads == "this" else None
         self._fail_on = fail_on
         # Each thread adds to sums of its own: a lock would be held while destructors run.
-        self._sums: dict[int, dict[tuple[Any, ...], _Sum]] = {}
+        self._sums: dict[int, dict[Kind, _Sum]] = {}
         self._notes: dict[str, int] = {}
 
-    def add(
-        self,
-        site: CallSite,
-        source: Facts,
-        target: str,
-        result: str,
-        nbytes: int,
-        seconds: float,
-        note: str,
-    ) -> str:
+    def add(self, key: Kind, shape: tuple[int, ...], nbytes: int, seconds: float, note: str) -> str:
         """Add an exchange; what `fail_on` forbids of it, empty if it is allowed."""
         thread = get_ident()
         if self._thread is not None and self._thread != thread:
             return ""
-        sums = self._sums.get(thread)
-        if sums is None:
+        try:
+            row = self._sums[thread][key]
+        except KeyError:
             sums = self._sums.setdefault(thread, {})
-        kind, _, device, _, dtype, shape, _ = source
-        key = site, kind, device, target, dtype, len(shape), result
-        row = sums.get(key)
-        if row is None:
-            row = sums.setdefault(key, _Sum(shape, note))
+            row = sums.setdefault(key, _Sum(shape, note, self._forbidden(key)))
         row.add(shape, nbytes, 1, seconds)
-        if not self._fail_on or not nbytes or result not in ("copied", "moved"):
-            return ""
-        words = ["copy", "move" if result == "moved" else ""]
+        return row.forbidden if nbytes else ""
+
+    def _forbidden(self, key: Kind) -> str:
+        result, device = key[-1], key[2]
+        words = {"copied": ["copy"], "moved": ["copy", "move"]}.get(result, [])
         if result == "copied" and device.startswith(HOST):
             words.append("host copy")
         return next((word for word in self._fail_on if word in words), "")
