@@ -73,7 +73,7 @@ assert bridge.from_dlpack(x).readonly
 """,
 }
 CUDA = {"Memory of CUDA", "A class of arrays in 30 lines"}
-C = {"A ctypes library", "A cffi library"}
+C = {"A ctypes library", "A cffi library", "An array for a C function"}
 OPENCL = {"A buffer of OpenCL that is not yours"}
 SIMULATED = "from tests.drivers import build; build.load('cuda')  # before cuda.bindings looks for a libcuda\n"
 
