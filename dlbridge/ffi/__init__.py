@@ -123,7 +123,8 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
             return import_module(f".{name}", __name__)  # which sets the attribute
         home = _HOMES.get(name)
         if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            hint = import_module("dlbridge.extending").did_you_mean(name, __all__)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
         if not home:
             value = import_module("dlbridge").dtype(name)
         else:

@@ -112,9 +112,11 @@ def save(
         raise ValueError(f"{name}: {suffix} has no place for metadata; .safetensors has")
     given = dict(tensors) if isinstance(tensors, Mapping) else {"": tensors}
     if isinstance(tensors, Mapping) == (suffix == ".npy"):
-        what = "one array" if suffix == ".npy" else "a mapping of names to arrays"
+        what, way_out = "a mapping of names to arrays", "write {'name': x}, or a .npy file"
+        if suffix == ".npy":
+            what, way_out = "one array", ".npz and .safetensors take names"
         raise TypeError(
-            f"{name}: {suffix} takes {what}, not {with_article(type(tensors).__name__)}"
+            f"{name}: {suffix} takes {what}, not {with_article(type(tensors).__name__)}; {way_out}"
         )
     named = _import(name, given)
     writer = (

@@ -44,6 +44,18 @@ CASES = {
             lambda: bridge.empty(3, device="OpenCL:0"),
             r"'OpenCL:0': no device is called 'OpenCL' \(did you mean 'opencl'\?\)",
         ),
+        "several elements as a number": (
+            lambda: float(bridge.ones((2, 3))),
+            r"^item\(\) needs exactly one element, this tensor has 6; .*t\[0, 0\]\.item\(\).*t\.tolist\(\)",
+        ),
+        "no element as a number": (
+            lambda: bridge.ones(0).item(),
+            r"^item\(\) needs exactly one element, this tensor has 0$",
+        ),
+        "several elements as a truth": (
+            lambda: bool(bridge.ones(3)),
+            r"neither true nor false; .*dlbridge\.to_device\(t, 'cpu', like='numpy'\)\.any\(\)",
+        ),
         "any GPU": (
             lambda: (backend_or_skip("opencl"), bridge.empty(3, device="gpu:0"))[1],
             r"no device is called 'gpu' \(a GPU is called by its backend: .*'opencl:0'",
@@ -224,6 +236,22 @@ CASES = {
             lambda: bridge.asarray(nested),
             r"is not a tensor: it is a function; pass what it returns",
         ),
+        "a new shape for view": (
+            lambda: bridge.ones(6).view((3, 2)),
+            r"^\(3, 2\) is not a dtype: .*; view takes a dtype, and t\.reshape\(3, 2\) another shape",
+        ),
+        "an extent for view": (
+            lambda: bridge.ones((3, 2)).view(-1),
+            r"; view takes a dtype, and t\.reshape\(-1\) another shape",
+        ),
+        "a dictionary for a file of one array": (
+            lambda: bridge.save("x.npy", {"a": [1.0]}),
+            r"\.npy takes one array, not a dict; \.npz and \.safetensors take names",
+        ),
+        "one array for a file of names": (
+            lambda: bridge.save("x.npz", [1.0]),
+            r"\.npz takes a mapping of names to arrays, not a list; write {'name': x}, or a \.npy",
+        ),
         "an int as a dtype": (
             lambda: bridge.dtype(3),
             "an int is not a dtype: give a name such as 'float32'",
@@ -337,6 +365,10 @@ CASES = {
         "the end of a tensor": (
             lambda: bridge.ones(3).free(),
             r"no attribute 'free'; its memory is freed when nobody uses it",
+        ),
+        "a name of dlbridge.ffi spelled wrongly": (
+            lambda: bridge.ffi.load_modul,
+            r"no attribute 'load_modul' \(did you mean 'load_module'\?\)",
         ),
         "a name of the package spelled wrongly": (
             lambda: bridge.to_devce,

@@ -247,7 +247,16 @@ class Tensor(TensorMetadata):
         >>> t.view("uint8").shape, t.view("uint8")[4:].view("float32").tolist()
         ((8,), [2.0])
         """
-        new = as_dtype(dtype)
+        try:
+            new = as_dtype(dtype)
+        except TypeError as exc:
+            extents: Any = dtype
+            if not isinstance(extents, (int, tuple)):
+                raise
+            shape = ", ".join(map(str, extents if isinstance(extents, tuple) else (extents,)))
+            raise TypeError(
+                f"{exc}; view takes a dtype, and t.reshape({shape}) another shape"
+            ) from exc
         check_dtype(new)
         old = self.dtype
         if new.bits * new.lanes == old.bits * old.lanes:
@@ -403,7 +412,9 @@ class Tensor(TensorMetadata):
         2.5
         """
         if self.size != 1:
-            raise ValueError(f"item() needs exactly one element, this tensor has {self.size}")
+            first = ", ".join("0" * self.ndim)
+            hint = f"; t[{first}].item() is one, and t.tolist() has all" if self.size else ""
+            raise ValueError(f"item() needs exactly one element, this tensor has {self.size}{hint}")
         number: Any = self.reshape(()).tolist()  # a list for vector types only
         return number  # type: ignore[no-any-return]
 
@@ -464,7 +475,10 @@ class Tensor(TensorMetadata):
     def __bool__(self) -> bool:
         """Return the truth of the only element."""
         if self.size != 1:
-            raise ValueError(f"a tensor of {self.size} elements is neither true nor false")
+            raise ValueError(
+                f"a tensor of {self.size} elements is neither true nor false; ask an array, as in "
+                "dlbridge.to_device(t, 'cpu', like='numpy').any(), or t.size"
+            )
         return bool(self.item())
 
     def __float__(self) -> float:
