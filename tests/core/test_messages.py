@@ -196,6 +196,10 @@ CASES = {
             lambda: bridge.from_blob(64, "float32", (2, 3)),
             r"'float32' is a dtype, and the shape comes before it",
         ),
+        "a letter, which numpy takes for a dtype": (
+            lambda: bridge.asarray("b"),
+            r"^builtins\.str is not a tensor: it has neither __dlpack__",
+        ),
         "the number before the shape": (
             lambda: bridge.full(3, (2, 2)),
             r"fill_value is a tuple, not a number; the shape comes first: full\(\(2, 2\), 3\)",

@@ -515,7 +515,12 @@ def _from_name(text: str) -> DType:
 
 
 def is_name(text: str) -> bool:
-    """Whether *text* is the name of a dtype, for messages about other arguments."""
+    """Whether *text* is the name of a dtype, for messages about other arguments.
+
+    numpy's codes of one letter are not meant there.
+    """
+    if len(text) < 2:
+        return False
     try:
         _from_name(text)
     except (TypeError, ValueError, ExchangeError):
