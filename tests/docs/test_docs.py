@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import pages
-from tests.support.expected_parts import backend_or_skip, expected, lacking
+from tests.support.expected_parts import backend_or_skip, compiler_or_skip, expected, lacking
 
 ROOT = Path(__file__).resolve().parents[2]
 # Run by the tests of the part that they document, which have its drivers.
@@ -47,9 +47,16 @@ NEEDS = {
     "docs/command-line.md": ["ext_dev", "torch"],
     "docs/extending.md": ["ext_dev"],
     "docs/frames.md": ["opencl", "av", "pyarrow", "PIL"],
-    "docs/gallery/camera.md": ["opencl"],
-    "docs/gallery/video.md": ["opencl", "vulkan", "av", "glslang"],
-    "docs/gallery/wgpu.md": ["webgpu", "torch"],
+    "docs/gallery/backend.md": ["matplotlib", "hypothesis"],
+    "docs/gallery/batch.md": ["opencl", "torch", "matplotlib", "PIL"],
+    "docs/gallery/camera.md": ["opencl", "PIL"],
+    "docs/gallery/devices.md": ["matplotlib", "PIL"],
+    "docs/gallery/exporter.md": ["torch", "matplotlib"],
+    "docs/gallery/kernel.md": ["opencl", "torch", "jax", "tvm_ffi", "g++", "matplotlib", "PIL"],
+    "docs/gallery/video.md": ["opencl", "vulkan", "av", "glslang", "PIL"],
+    "docs/gallery/watch.md": ["torch", "matplotlib"],
+    "docs/gallery/weights.md": ["opencl", "matplotlib"],
+    "docs/gallery/wgpu.md": ["webgpu", "torch", "PIL"],
     "docs/hazards.md": ["opencl"],
     "docs/howto/any-library.md": ["opencl", "torch"],
     "docs/howto/read-only-data.md": ["torch"],
@@ -76,6 +83,8 @@ def have(name):
     elif name == "glslang":
         if shutil.which("glslangValidator") is None:
             lacking("glslang", "glslangValidator is not installed here")
+    elif name == "g++":
+        compiler_or_skip(name)
     elif importlib.util.find_spec(name) is None:
         assert not expected("peers"), f"DLBRIDGE_EXPECT=peers, but there is no {name}"
         pytest.skip(f"{name} is not installed here")
@@ -93,6 +102,17 @@ def test_examples_run(document, tmp_path):
             imported = ()
         # What the page shows, what came.
         assert pages.differences(text, tmp_path, imported) == []
+        for picture in pages.pictures(text):
+            assert (tmp_path / picture).exists()
+
+
+def test_each_page_of_the_gallery_makes_the_pictures_that_it_shows():
+    for page in (ROOT / "docs" / "gallery").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        if page.stem != "index":
+            assert pages.pictures(text) == pages.PICTURE.findall(text), page.name
+    for picture in (ROOT / "docs" / "gallery").glob("*.png"):
+        assert picture.stat().st_size < 120_000, picture.name
 
 
 @pytest.mark.parametrize("document", sorted(set(ELSEWHERE) & set(DOCUMENTS)))

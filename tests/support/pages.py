@@ -6,7 +6,8 @@ A page's ```python blocks are one program. What it prints stands in ```text outp
 under the block that prints it. A ```console block holds commands, after "$ ", and what each
 prints. In both, "..." stands for what differs from machine to machine; ```console sample says
 that all of it does, and that only the command's success is tested; ```console slow that no test
-runs it, and only --write does.
+runs it, and only --write does. A picture that the program saves, and that the page shows by that
+name, is the page's: --write puts it beside the page, with few colours.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"^```text output\n(?P<shown>.*?)^```", re.MULTILINE | re.DOTALL)
 CONSOLE = re.compile(r"^```console(?P<kind> sample| slow)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (?P<command>.*)\n(?P<shown>(?:(?!\$ |```).*\n)*)", re.MULTILINE)
+PICTURE = re.compile(r"^!\[[^]]*\]\((?P<name>[\w-]+\.png)\)", re.MULTILINE)
 MARK = "--- the output block of this page with the number {} ends here ---\n"
 
 
@@ -50,6 +52,12 @@ def run_examples(page: Path, count: int) -> dict[str, object]:
     for block in blocks:
         exec(compile(block, str(page), "exec"), names)
     return names
+
+
+def pictures(text: str) -> list[str]:
+    """The names of the pictures that *text* shows, and that its program saves."""
+    saved = "\n".join(programs(text))
+    return [name for name in PICTURE.findall(text) if f'"{name}"' in saved]
 
 
 def has_examples(text: str) -> bool:
@@ -141,13 +149,29 @@ def tidy(output: str) -> str:
     return output.replace(sys.prefix, ".venv").replace(f"-{platform.release()}-", "-")
 
 
+def put_picture(made: Path, folder: Path) -> None:
+    """Put the picture *made* into *folder*, with as many colours as 100,000 bytes take."""
+    from PIL import Image  # not where outputs are only compared
+
+    target = folder / made.name
+    with Image.open(made) as opened:
+        picture = opened.convert("RGB")
+    picture.save(target, optimize=True)
+    for colors in (256, 128, 64, 32):
+        if target.stat().st_size < 100_000:
+            return
+        picture.quantize(colors, Image.Quantize.MAXCOVERAGE).save(target, optimize=True)
+
+
 def write(path: Path) -> None:
-    """Put the outputs of today into the page *path*."""
+    """Put the outputs and the pictures of today into the page *path*, and beside it."""
     text = path.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         for match, output, sample in reversed(outputs(text, Path(folder))):
             if sample or not same(match["shown"], output):
                 text = text[: match.start("shown")] + tidy(output) + text[match.end("shown") :]
+        for name in pictures(text):
+            put_picture(Path(folder, name), path.parent)
     path.write_text(text, encoding="utf-8")
 
 
