@@ -32,5 +32,5 @@ class StatefulTests(PublicCase):
             streams = {where: self.made}  # noqa: RUF012 - the annotation is the base's
 
         seed = os.environ.get("DLBRIDGE_KIT_SEED")
-        operations = int(os.environ.get("DLBRIDGE_OPERATIONS", "600"))
+        operations = int(os.environ.get("DLBRIDGE_OPERATIONS", "1200"))
         Machine.run(operations, None if seed is None else int(seed))

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import gc
 import math
+import mmap
 from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
@@ -70,6 +71,9 @@ CASTS = {
     "uint1": ("uint8",),
 }
 """The types that a type is cast to: C defines the result for each of its numbers."""
+
+_CODES = {"float4_e2m1fn": (0, 2, 4, 5), "float6_e2m3fn": (0, 8, 16, 20)}
+"""The bits of 0, 1, 2 and 3."""
 
 HAS_ML_DTYPES = find_spec("ml_dtypes") is not None
 """Whether numbers of types that numpy has not can be written and cast."""
@@ -121,11 +125,21 @@ def _upload(raw: bytes, shape: Sequence[int], dtype: str, device: str = "cpu:0")
     return dlbridge.to_device(_on_array(array, shape, dtype), device, copy=True)
 
 
+def _pages(raw: bytes) -> Any:
+    """An array with these bytes that begins on a page: devices can use it in place."""
+    nbytes = max(len(raw) + -len(raw) % 48, 48)
+    array = np.frombuffer(mmap.mmap(-1, nbytes + -nbytes % mmap.PAGESIZE), "u1")[:nbytes]
+    array[: len(raw)] = np.frombuffer(raw, "u1")
+    return array
+
+
 def _number(value: int, dtype: str) -> Any:
     """The bits of a number, by the definition of its type."""
     if dtype == "bfloat16":
         return _bits(np.float32(value).tobytes(), (), "float32")[16:]
     width = _width(dtype)
+    if dtype in _CODES:
+        value = _CODES[dtype][value]
     if width < 8:
         return _bits((value & 255).to_bytes(), (), "uint8")[:width]
     return _bits(np.array(value).astype(dtype).tobytes(), (), dtype)
@@ -156,6 +170,7 @@ class _Memory:
         self.readonly = outside is not None and not outside.flags.writeable
         self.devices = {device}
         self.outside = outside  # an array of numpy that the memory belongs to
+        self.on_pages = outside is not None and not outside.ctypes.data % mmap.PAGESIZE
 
 
 class _Live:
@@ -213,17 +228,32 @@ class _Live:
             return None
         return made
 
+    def flat(self, shape: Sequence[int]) -> _Live:
+        """Its first elements in another shape; it has no gaps."""
+        size, count = math.prod(self.shape), math.prod(shape)
+        bits = self.bits.reshape(size, self.bits.shape[-1], copy=False)[:count]
+        tensor = self.tensor.reshape(size)[:count].reshape(shape)
+        return self.view(tensor, bits.reshape(*shape, bits.shape[-1], copy=False))
+
     def cropped(self, shape: Sequence[int]) -> _Live | None:
         """As many elements in each dimension."""
         return self if shape == self.shape else self.part(*map(slice, shape))
 
     def copied(self, source: Any) -> bool:
         """Whether *source* could be copied into it: what is read-only must be refused."""
-        if self.memory.readonly:
+        # Without elements there is nothing to protect: a move makes a new one, which is writable.
+        if self.memory.readonly if self.bits.size else self.tensor.readonly:
             _must_be_refused(lambda: dlbridge.copy_(self.tensor, source), "read-only")
             return False
         dlbridge.copy_(self.tensor, source)
         return True
+
+    def is_twin(self, other: _Live) -> bool:
+        """Whether both are the same elements of one memory."""
+        return self.memory is other.memory and all(
+            self.bits.__array_interface__[each] == other.bits.__array_interface__[each]
+            for each in ("data", "shape", "strides")
+        )
 
     def same(self, dtype: str) -> _Live:
         """The same memory as elements of another type of the same size."""
@@ -253,13 +283,22 @@ numbers = st.integers(0, 2)
 seeds = st.integers(0, 255)
 extents = st.sampled_from([4, 8, 3, 7, 2, 1, 16, 5, 0])
 full = st.sampled_from([8, 16, 5, 7])
-shapes = st.one_of(st.tuples(full), st.tuples(full, full), st.lists(extents, max_size=3).map(tuple))
-dtypes = st.sampled_from([*WHOLE, *PACKED])
-ways = st.sampled_from(["upload", "copy", "zeros", "full", "numpy", "readonly", "swapped"])
+few = st.sampled_from([4, 3])
+shapes = st.one_of(
+    st.tuples(full),
+    st.tuples(full, full),
+    st.tuples(full, few, few),
+    st.lists(extents, max_size=3).map(tuple),
+)
+dtypes = st.sampled_from([*WHOLE, *PACKED, "int4", "float6_e2m3fn"])
+twice = st.sampled_from([True, True, False])
+ways = st.sampled_from(["upload", "copy", "zeros", "full", "numpy", "pages", "readonly", "swapped"])
 slices = st.sampled_from(
     [*[np.s_[:]] * 3, *np.s_[1:, :-1, ::2, ::-1, -2::-2, 2:, 4:, :3, 1::3, 3:1]]
 )
 parts = st.tuples(slices, slices, slices)
+bounds = st.sampled_from([*[np.s_[:]] * 2, *np.s_[1:, 2:, 4:, :3, 1:4]])
+crops = st.just(()) | st.tuples(bounds, bounds, bounds)
 
 
 class TensorMachine(RuleBasedStateMachine):
@@ -292,14 +331,17 @@ class TensorMachine(RuleBasedStateMachine):
         super().__init__()
         self._live: list[_Live] = []
         self._blocks = ExitStack()
-        self._shares, self._views = set(), set()
+        self._shares, self._views, self._imports = set(), set(), set()
+        page = dlbridge.asarray(_pages(bytes(64)))
         for device in self.devices:
             probe = dlbridge.zeros(64, "uint8", device)
             self._shares |= {device} if _can(partial(dlbridge.share, probe)) else set()
             self._views |= {device} if _can(probe.host_view) else set()
+            work = partial(dlbridge.to_device, page, device, copy=False)
+            self._imports |= {device} if _can(work) else set()
 
     @classmethod
-    def run(cls, operations: int = 600, seed: int | None = None) -> None:
+    def run(cls, operations: int = 1200, seed: int | None = None) -> None:
         """Do about that many operations, in runs of at most 30.
 
         A failure shows the operations of its run. ``TestCase`` looks for fewer, for minutes.
@@ -365,8 +407,9 @@ class TensorMachine(RuleBasedStateMachine):
         if way == "zeros":
             bits = np.zeros((*shape, _width(dtype)), "u1")
             return self._new(dlbridge.zeros(shape, dtype, where), bits)
-        if way == "full" and dtype not in PACKED[4:] and (HAS_ML_DTYPES or _numpy_has(dtype)):
-            value = seed % 2 if dtype == "bool" else seed & (1 << min(_width(dtype), 8) - 1) - 1
+        if way == "full" and (HAS_ML_DTYPES or _numpy_has(dtype)):
+            most = 3 if dtype in _CODES else (1 << min(_width(dtype), 8) - 1) - 1
+            value = seed % 2 if dtype == "bool" else seed & most
             bits = np.broadcast_to(_number(value, dtype), (*shape, _width(dtype)))
             return self._new(dlbridge.full(shape, value, dtype, where), bits)
         raw = _content(seed, shape, dtype)
@@ -379,11 +422,31 @@ class TensorMachine(RuleBasedStateMachine):
             array = np.frombuffer(bytearray(raw + bytes(-len(raw) % 48)), "u1")
             array.flags.writeable = way == "numpy"
             return self._new(_on_array(array, shape, dtype), bits, array)
+        if way == "pages" and bits.size % 8 == 0:
+            array = _pages(raw)
+            return self._new(_on_array(array, shape, dtype), bits, array)
         if way == "swapped" and _numpy_has(dtype):
             array = np.frombuffer(raw, dtype).reshape(shape)
             other = array.astype(array.dtype.newbyteorder("S"))
             return self._new(dlbridge.to_device(other, where, copy=True), bits)  # it converts them
         return self._new(_upload(raw, shape, dtype, where), bits)
+
+    @precondition(has_room)
+    @rule(target=tensors, shape=shapes, dtype=dtypes, device=numbers, seed=seeds)
+    def make_in_place(self, shape: tuple[int, ...], dtype: str, device: int, seed: int) -> Any:
+        """A tensor of the host, and where a device uses its memory in place, one there."""
+        host: Any = self.make("pages", shape, dtype, 1, seed)
+        there = self._in_place(host, self._device(device))
+        return host if there is None else multiple(host, self._keep(there))
+
+    def _in_place(self, of: _Live, device: str) -> _Live | None:
+        """The same memory on a device; None if it uses no memory of the host in place."""
+        if device not in self._imports:
+            return None
+        try:
+            return of.view(dlbridge.to_device(of.tensor, device, copy=False), of.bits)
+        except dlbridge.ExchangeError:  # a driver may look at the address, which differs each time
+            return of.part()
 
     @precondition(lambda self: len(self._live) > 4)
     @rule(of=consumes(tensors))
@@ -420,9 +483,13 @@ class TensorMachine(RuleBasedStateMachine):
         return self._keep(of._kept(of.tensor.reshape(shape), bits))
 
     @precondition(has_room)
-    @rule(target=tensors, of=tensors, dtype=st.sampled_from([*WHOLE[1:], *PACKED]))
-    def view(self, of: _Live, dtype: str) -> Any:
+    @rule(target=tensors, of=tensors, part=crops, dtype=st.sampled_from([*WHOLE[1:], *PACKED]))
+    def view(self, of: _Live, part: Any, dtype: str) -> Any:
         """The same memory as elements of another type."""
+        part_of = of.part(*part[: len(of.shape)])
+        if part_of is None:
+            return multiple()
+        of = part_of
         old, new = of.bits.shape[-1], _width(dtype)
         if old == new:
             return self._keep(of.same(dtype))
@@ -462,21 +529,41 @@ class TensorMachine(RuleBasedStateMachine):
         by=st.sampled_from([1, 2, 3]),
         back=st.booleans(),
         flip=st.booleans(),
+        twin=twice,
     )
-    def shift(self, of: _Live, axis: int, by: int, back: bool, flip: bool) -> None:
-        """Elements of a tensor a few places on in itself, where both parts overlap."""
+    def shift(self, of: _Live, axis: int, by: int, back: bool, flip: bool, twin: bool) -> None:
+        """Elements of a tensor a few places on in itself, where both parts overlap.
+
+        Or from a twin: the same memory on another device, or after an exchange.
+        """
         if axis >= len(of.shape):
             return
         before = (np.s_[:],) * axis
-        parts = [
-            of.part(*before, np.s_[by:]),
-            of.part(*before, np.s_[: max(of.shape[axis] - by, 0)]),
-        ]
-        source, target = parts if back else parts[::-1]
+        other = self._twin(of) if twin else of
+        ends = np.s_[by:], np.s_[: max(of.shape[axis] - by, 0)]
+        begin, end = ends if back else ends[::-1]
+        source, target = other.part(*before, begin), of.part(*before, end)
         if source is not None and target is not None and flip:
             source = source.part(*before, np.s_[::-1])
         if source is None or target is None:
             return
+        if target.copied(source.tensor):
+            target.bits[...] = source.bits.copy()
+
+    def _twin(self, of: _Live) -> _Live:
+        """Another tensor with the same elements, or itself."""
+        twins = [each for each in self._live if each is not of and of.is_twin(each)]
+        return twins[-1].same(of.dtype) if twins else of
+
+    @rule(of=tensors, gather=st.booleans(), twin=twice)
+    def spread(self, of: _Live, gather: bool, twin: bool) -> None:
+        """Its first elements to each second place in each dimension, or from there."""
+        if of.packed or not of.bits.size or not of.bits.flags.c_contiguous:
+            return
+        apart = of.part(*[np.s_[::2]] * len(of.shape))
+        assert apart is not None  # whole bytes
+        first = (self._twin(of) if twin else of).flat(apart.shape)
+        source, target = (apart, first) if gather else (first, apart)
         if target.copied(source.tensor):
             target.bits[...] = source.bits.copy()
 
@@ -498,12 +585,12 @@ class TensorMachine(RuleBasedStateMachine):
     def fill(self, of: _Live, value: int, device: int) -> None:
         """One number in all elements, from any device."""
         dtype, width = of.dtype, of.bits.shape[-1]
-        if width < 8:
+        if width == 6:
+            dtype = "float6_e2m3fn"
+        elif width < 8:
             dtype, value = f"uint{width}", value & (1 << width) - 1
         elif dtype == "bool":
             value &= 1
-        if dtype.startswith(("float6", "uint6")):
-            return
         if not (HAS_ML_DTYPES or _numpy_has(dtype)):
             return
         target = of.same(dtype) if dtype != of.dtype else of
@@ -512,12 +599,24 @@ class TensorMachine(RuleBasedStateMachine):
             of.bits[...] = _number(value, dtype)
 
     @precondition(has_room)
-    @rule(target=tensors, of=tensors, device=numbers, copy=st.sampled_from([True, None, False]))
-    def move(self, of: _Live, device: int, copy: bool | None) -> Any:
+    @rule(
+        target=tensors,
+        of=tensors,
+        part=crops,
+        device=numbers,
+        copy=st.sampled_from([True, None, False]),
+    )
+    def move(self, of: _Live, part: Any, device: int, copy: bool | None) -> Any:
         """To any device: new memory, or the same one where the plan says so."""
+        part_of = of.part(*part[: len(of.shape)])
+        if part_of is None:
+            return multiple()
+        of = part_of
         where = self._device(device)
         if copy is False and dlbridge.device(where) is not of.tensor.device:
-            return multiple()  # the address decides whether it is refused: it differs in each run
+            if not of.memory.on_pages:  # the address decides, and it differs in each run
+                return multiple()
+            return self._keep(self._in_place(of, where))
         if copy is None and (of.start or not of.bits.flags.c_contiguous):
             return multiple()  # a copy would be another view than the same memory
         copies = copy or dlbridge.plan(of.tensor, where, copy=copy).copies
@@ -533,15 +632,20 @@ class TensorMachine(RuleBasedStateMachine):
             if of.bits.size:
                 _must_be_refused(partial(dlbridge.share, of.tensor, where), "shared memory")
             return multiple()
-        here = str(of.tensor.device) in self._shares
-        has = here and dlbridge.share(of.tensor) is of.tensor  # not after an exchange, perhaps
-        tensor = dlbridge.share(of.tensor, where)
-        return self._keep(of.view(tensor, of.bits)) if has else self._new(tensor, of.bits)
+        with dlbridge.trace() as seen:
+            tensor = dlbridge.share(of.tensor, where)
+        if seen.copies or not of.bits.size:
+            return self._new(tensor, of.bits)
+        return self._keep(of.view(tensor, of.bits))
 
     @precondition(has_room)
-    @rule(target=tensors, of=tensors, which=seeds)
-    def cast(self, of: _Live, which: int) -> Any:
+    @rule(target=tensors, of=tensors, part=crops, which=seeds)
+    def cast(self, of: _Live, part: Any, which: int) -> Any:
         """The same numbers in another type, on the host."""
+        part_of = of.part(*part[: len(of.shape)])
+        if part_of is None:
+            return multiple()
+        of = part_of
         if of.dtype not in CASTS:
             return multiple()
         dtype = CASTS[of.dtype][which % len(CASTS[of.dtype])]
@@ -551,14 +655,20 @@ class TensorMachine(RuleBasedStateMachine):
         return self._new(dlbridge.astype(host, dtype), _cast(of.bits, of.dtype, dtype))
 
     @precondition(has_room)
-    @rule(target=tensors, of=tensors, version=st.sampled_from([None, (1, 0), (1, 3)]))
-    def exchange(self, of: _Live, version: Any) -> Any:
+    @rule(target=tensors, of=tensors, part=crops, version=st.sampled_from([None, (1, 0), (1, 3)]))
+    def exchange(self, of: _Live, part: Any, version: Any) -> Any:
         """The same memory by a capsule."""
+        part_of = of.part(*part[: len(of.shape)])
+        if part_of is None:
+            return multiple()
+        of = part_of
         if min(of.tensor.strides, default=1) < 0:
             return multiple()  # DLPack gives a copy of these
         if of.memory.readonly or (of.tensor.device.is_host and of.dtype not in WHOLE[:6]):
             version = (1, 3)
         again = dlbridge.from_dlpack(of.tensor.__dlpack__(max_version=version))
+        if again.device is not of.tensor.device:
+            return multiple()  # DLPack's type of the device is that of another backend
         return self._keep(of.view(again, of.bits))
 
     @rule(of=tensors, seed=seeds, library=st.sampled_from(["numpy", "memoryview", "torch"]))

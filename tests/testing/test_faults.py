@@ -12,6 +12,7 @@ import pytest
 
 from dlbridge.extending import LOADED
 from dlbridge.testing import BackendTests
+from tests.testing.faulty.core_faults import CORE_FAULTS, VARIABLE
 from tests.testing.faulty.faults import FAULTS, SOUND
 
 HERE = Path(__file__).with_name("faulty")
@@ -92,6 +93,21 @@ def test_the_kit_notices(fault, kit, monkeypatch):
     assert FAULTS[fault].says in seen.why[0]
     # The fault, and not a mistake in its code.
     assert not re.search(MISTAKES, seen.why[0]), seen.why[0]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("fault", CORE_FAULTS)
+def test_random_operations_notice(fault, kit, monkeypatch):
+    """A fault that is not a backend's, by as many operations as the kit does by itself."""
+    options = kit(CORE_FAULTS[fault].base)
+    monkeypatch.setenv("DLBRIDGE_TEST_ONLY", "test_random_operations")
+    monkeypatch.setenv(VARIABLE, fault)
+    for name in ("DLBRIDGE_OPERATIONS", "DLBRIDGE_KIT_SEED"):
+        monkeypatch.delenv(name, raising=False)
+    done = in_new_process(["-p", "tests.testing.faulty.core_faults", *options])
+    # Some are wrong addresses, and the process ends.
+    assert done.returncode < 0 or "1 failed" in done.stdout, done.stdout + done.stderr
+    assert not re.search(MISTAKES, done.stdout), done.stdout
 
 
 # One whole kit each: two of them, and `make stress` has the others.
