@@ -132,10 +132,12 @@ class Ledger:
                 row = merged.setdefault(key, _Sum(each.shape, each.note))
                 row.add(each.shape, each.nbytes, each.calls, each.seconds)
         found = []
-        for (*where, kind, device, target, dtype, _, result), row in merged.items():
+        for key, row in merged.items():
+            file, line, function, kind, device, target, dtype, _, result = key
             source = kind if device == "cpu" else f"{kind} {device}"
-            sums = tuple(row.shape), result, row.nbytes, row.calls, row.seconds, row.note
-            found.append(ExchangeRow._make([*where, source, target, dtype, *sums]))
+            what = source, target, dtype, tuple(row.shape), result
+            sums = row.nbytes, row.calls, row.seconds, row.note
+            found.append(ExchangeRow(file, line, function, *what, *sums))
         return sorted(found, key=lambda row: (-row.seconds, row.file, row.line))
 
     def notes(self) -> list[str]:
