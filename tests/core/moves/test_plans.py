@@ -77,8 +77,8 @@ COPIED = {
     "a number": (lambda: 3.0, "builtins.float"),
     "an empty list": (list, "builtins.list"),
     "an image": (lambda: peer("PIL.Image").new("L", (4, 2)), "PIL.Image.Image"),
-    "what reads": (lambda: ByMethod(values), "doubles.ByMethod"),
-    "what reads unasked": (lambda: Unasked(values), "doubles.Unasked"),
+    "what reads": (lambda: ByMethod(values), "tests.support.foreign_arrays.ByMethod"),
+    "what reads unasked": (lambda: Unasked(values), "tests.support.foreign_arrays.Unasked"),
     "a lazy DataArray": (lambda: Lazy(values), "xarray.core.dataarray.Lazy"),
 }
 
