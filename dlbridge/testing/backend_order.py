@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import signal
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -531,36 +530,6 @@ class StreamTests(BackendCase, needs=SupportsStreams):
         assert kept <= KEPT, (
             f"{kept} of {len(seen)} streams that nobody uses any more are still referred to"
         )
-
-    @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timers")
-    def test_the_exception_of_a_signal_handler_ends_a_wait(self, device: DeviceUnderTest) -> None:
-        """Ctrl-C leaves `synchronize`, at once or when the work is done; it is not swallowed."""
-        came: list[int] = []
-
-        def interrupt(*_: object) -> None:
-            came.append(1)
-            raise KeyboardInterrupt
-
-        before = signal.signal(signal.SIGALRM, interrupt)
-        try:
-            for mine in 3 * self.each_stream(device):
-                came.clear()
-                work = self.busy(mine)
-                gc.disable()  # Python only prints what leaves a finalizer
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, 0.005)
-                    mine.synchronize()
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                except KeyboardInterrupt:
-                    pass
-                else:
-                    assert not came, "synchronize has swallowed a KeyboardInterrupt (Ctrl-C)"
-                finally:
-                    gc.enable()
-                mine.synchronize()
-                del work
-        finally:
-            signal.signal(signal.SIGALRM, before)
 
     def test_current_stream_is_the_devices_own(self, devices: list[DeviceUnderTest]) -> None:
         """A stream that is made current on one device is not the current one of another."""

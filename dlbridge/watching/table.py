@@ -132,12 +132,12 @@ class Ledger:
                 row = merged.setdefault(key, _Sum(each.shape, each.note))
                 row.add(each.shape, each.nbytes, each.calls, each.seconds)
         found = []
-        for key, row in merged.items():
-            file, line, function, kind, device, target, dtype, _, result = key
+        for fields, row in merged.items():
+            file, line, function, kind, device, target, dtype, _, result = fields
             source = kind if device == "cpu" else f"{kind} {device}"
-            what = source, target, dtype, tuple(row.shape), result
+            where, what = (file, line, function), (source, target, dtype, tuple(row.shape), result)
             sums = row.nbytes, row.calls, row.seconds, row.note
-            found.append(ExchangeRow(file, line, function, *what, *sums))
+            found.append(ExchangeRow(*where, *what, *sums))
         return sorted(found, key=lambda row: (-row.seconds, row.file, row.line))
 
     def notes(self) -> list[str]:

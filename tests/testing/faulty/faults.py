@@ -1448,19 +1448,6 @@ class InterruptedAllocationsAreLost(Ends):
         return {**super().device_info(device_id), "memory_used": used}
 
 
-@breaks(
-    "synchronize",
-    "test_the_exception_of_a_signal_handler_ends_a_wait",
-    base=Late,
-    says="swallowed a KeyboardInterrupt",
-)
-def ctrl_c_is_swallowed(fake, real, device_id, stream):
-    """A wait that is cut off begins again."""
-    while True:
-        with suppress(KeyboardInterrupt):
-            return real(device_id, stream)
-
-
 # Streams
 
 
