@@ -135,9 +135,10 @@ class Ledger:
         for fields, row in merged.items():
             file, line, function, kind, device, target, dtype, _, result = fields
             source = kind if device == "cpu" else f"{kind} {device}"
-            where, what = (file, line, function), (source, target, dtype, tuple(row.shape), result)
-            sums = row.nbytes, row.calls, row.seconds, row.note
-            found.append(ExchangeRow(*where, *what, *sums))
+            shape, sums = tuple(row.shape), (row.nbytes, row.calls, row.seconds, row.note)
+            found.append(
+                ExchangeRow(file, line, function, source, target, dtype, shape, result, *sums)
+            )
         return sorted(found, key=lambda row: (-row.seconds, row.file, row.line))
 
     def notes(self) -> list[str]:
