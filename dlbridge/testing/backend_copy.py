@@ -213,13 +213,13 @@ class CopyTests(BackendCase):
 
     @pytest.mark.parametrize(
         ("run_nbytes", "gap", "length"),
-        [((1 << 16) + 5, 3, 3), (5, 2 << 20, 3), (12, 3, 300)],
-        ids=["long runs", "far runs", "many runs"],
+        [((1 << 16) + 5, 3, 3), (5, 2 << 20, 3), (12, 3, 300), (1, 2, 1537)],
+        ids=["long runs", "far runs", "many runs", "many bytes"],
     )
     def test_strided_copies_are_not_cut(
         self, device: DeviceUnderTest, run_nbytes: int, gap: int, length: int
     ) -> None:
-        """The same with runs of more than 64 KiB, runs 2 MiB apart, and with 300 runs.
+        """The same with runs of more than 64 KiB, runs 2 MiB apart, 300 runs, 1,537 bytes.
 
         With other strides on the two sides, and with equal ones.
         """

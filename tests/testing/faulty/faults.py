@@ -626,6 +626,16 @@ def many_runs_with_their_gaps(fake, real, source, source_region, into, into_regi
     return real(source, source_region, into, into_region, stream)
 
 
+@breaks("copy_strided_from_host", "test_strided_copies_are_not_cut")
+def many_bytes_in_pairs(fake, real, target, target_region, source, source_region, stream):
+    """More than 1,000 single bytes go in pairs, and the last one is left out."""
+    if target_region.run_nbytes == 1 and target_region.shape[-1] > 1000:
+        shape = *target_region.shape[:-1], target_region.shape[-1] & ~1
+        target_region = target_region._replace(shape=shape)
+        source_region = source_region._replace(shape=shape)
+    real(target, target_region, source, source_region, stream)
+
+
 @breaks("copy_from_host", "test_long_overlaps", base=Shared)
 def long_uploads_overwrite_what_they_read(fake, real, target, source, stream):
     """An upload goes in pieces of 4 KiB, also where the host's bytes are the device's own."""
