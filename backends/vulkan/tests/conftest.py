@@ -51,8 +51,6 @@ VALIDATION = {
 OPEN = """
 import pathlib, sys
 from dlbridge_vulkan.instance import create_instance
-
-HERE = Path(__file__).resolve().parent
 instance, maps = create_instance(), pathlib.Path("/proc/self/maps")
 sys.exit(maps.exists() and "validation" not in maps.read_text())
 """
