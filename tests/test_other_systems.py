@@ -59,7 +59,7 @@ BRANCHES = {
         "ctypes.CDLL(None)": "in_child(_skip_exit_functions)",  # in a child of fork() only
     },
     "dlbridge/_imports_at_fork.py": {"os.register_at_fork": 'if hasattr(os, "register_at_fork"):'},
-    "dlbridge/conformance/producer.py": {"ctypes.CDLL(None)": 'if sys.platform == "win32":'},
+    "dlbridge/conformance/cases.py": {"ctypes.CDLL(None)": 'if sys.platform == "win32":'},
     "dlbridge/conformance/producer_cases.py": {
         "/proc/self/statm os.sysconf": "this system does not tell the size of a process",
         # By the names that platform.machine() has on Linux; Windows says AMD64, macOS arm64.
