@@ -76,7 +76,7 @@ DTYPE_NAMES = _by_name(
 )
 """A name that numpy's dtypes have -> what to write with ours."""
 
-_COMPUTED = "sum mean max min prod std var argmax argmin any all cumsum round sort argsort clip"
+_COMPUTED = "sum mean max min prod std var argmax argmin any all cumsum round argsort"
 
 TENSOR_NAMES = _by_name(
     {

@@ -130,7 +130,7 @@ class TraceBlock:
         return self._block(function)
 
     def __repr__(self) -> str:
-        return f"<not begun: {_HOW}>"
+        return f"<{_HOW}>"
 
     if not TYPE_CHECKING:  # to a type checker it would say that every name is there
 

@@ -42,7 +42,8 @@ _BOUND = (MethodType, BuiltinMethodType)
 _QUIET = 100
 """After so many calls that were none of interest the place of a parameter is looked at."""
 
-_NEVER_QUIET = -100 * _QUIET
+_MUCH_LATER = -100 * _QUIET
+"""Where a look does not help: after a hundred times as many calls it is looked at again."""
 
 _MOST_BEGUN = 10_000
 """Exchanges that have begun and not ended: more are those whose calls have raised."""
@@ -161,7 +162,7 @@ class Monitor(Watcher):
                         return None
                     if known is None:
                         if type(callee) not in _BOUND or type(callee.__self__) is ModuleType:
-                            return self._quiet(site, code) if site.parameter else None
+                            return self._quiet(site, code, offset) if site.parameter else None
                         known, arg0 = method(callee)
                     if known is not None:
                         self._begin(site, known, code, arg0, id(getframe(1)))
@@ -205,7 +206,7 @@ class Monitor(Watcher):
             return name == callee.__name__  # `self.function(x)` may be another one next time
         return True
 
-    def _quiet(self, site: CallSite, code: CodeType) -> Any:
+    def _quiet(self, site: CallSite, code: CodeType, offset: int) -> Any:
         """Disable the call of a parameter, as long as its function does not start again.
 
         That start looks at the parameter (`_on_start`), so no other call of the function may be
@@ -222,8 +223,9 @@ class Monitor(Watcher):
                 running += frame.f_code is code
                 frame = frame.f_back
         if running == 1:
+            self._codes[id(code)].disabled.add(offset)
             return MONITORING.DISABLE
-        site.quiet = _NEVER_QUIET
+        site.quiet = _MUCH_LATER
         return None
 
     def _on_start(self, code: CodeType, _offset: int) -> None:
@@ -232,7 +234,7 @@ class Monitor(Watcher):
             frame = sys._getframe(1)
             for site in self._codes[id(code)].sites.copy().values():
                 if site.quiet > _QUIET and self.known(variable(frame, site.parameter))[0]:
-                    site.quiet = _NEVER_QUIET
+                    site.quiet = _MUCH_LATER
                     MONITORING.restart_events()
         except unless_handler(Exception) as exc:
             self.failed(exc)

@@ -166,7 +166,7 @@ class Profiler(Watcher):
             return
         while user is not None and self.callables.is_own(user.f_code.co_filename):
             user = user.f_back
-        if user is None or id(user) in self._users:
+        if user is None or id(user) in self._users or id(user) in self._begun:
             return  # the outermost exchange counts
         name = known.exchange.argument or frame.f_code.co_varnames[_is_init(frame)]
         begun = self.begun(self._place(user), known, variable(frame, name))

@@ -112,8 +112,9 @@ def record(tables: list[str], trees: list[Path], rounds: int) -> None:
 
 
 def commit(tree: Path) -> str:
-    """The last commit of *tree*, in short."""
-    command = ["git", "rev-parse", "--short=8", "HEAD"]
+    """The last commit of *tree* that changed what is measured, in short."""
+    command = ["git", "log", "-1", "--format=%h", "--abbrev=8", "--"]
+    command += ["dlbridge", "backends", "pyproject.toml"]
     return subprocess.run(
         command, cwd=tree, stdout=subprocess.PIPE, text=True, check=True
     ).stdout.strip()

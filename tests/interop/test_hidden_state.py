@@ -215,3 +215,19 @@ def test_shared_memory_under_a_torch_view():
         """
     )
     assert out == "still open\n0\n"
+
+
+def test_a_base_of_another_library_is_not_asked_for_its_own():
+    """A torch tensor's base is looked at where there is one, and nothing else is."""
+    bridge.from_dlpack(peer("torch").ones(3))  # from here on bases are looked at
+
+    class Based:
+        def __init__(self):
+            self.array = np.arange(3.0)
+            self.__array_interface__ = self.array.__array_interface__
+
+        @property
+        def base(self):
+            return self
+
+    assert bridge.to_device(Based(), "ext_dev:0").tolist() == [0, 1, 2]

@@ -260,6 +260,30 @@ def test_a_parameter_that_calls_something_else_later():
     assert counted == {("loop", 600), ("both", 300)}
 
 
+@pytest.mark.skipif(not MONITORING, reason="sys.monitoring came with CPython 3.12")
+def test_a_result_that_goes_into_the_call_of_a_parameter():
+    """Its call was switched off, and is asked for again when an exchange ends there."""
+
+    def go(function, x):
+        return function(np.asarray(x))
+
+    with bridge.watch() as exchanges:
+        for _ in range(150):
+            go(len, np.zeros(3))
+        for _ in range(5):
+            go(len, bridge.zeros(3))
+    assert [row.calls for row in exchanges] == [5]
+
+
+def test_an_array_of_ours_that_numpy_takes_counts_once():
+    """numpy calls a method of the Tensor meanwhile."""
+    t = bridge.zeros(3)
+    with bridge.watch() as exchanges:
+        for _ in range(4):
+            y = np.asarray(t)
+    assert [(row.calls, len(y)) for row in exchanges] == [(4, 3)]
+
+
 def test_a_parameter_of_a_function_that_runs_twice_at_once():
     """What it calls in the outer call is seen, though the inner one calls something else."""
 

@@ -571,7 +571,9 @@ def plugin_named(name: str) -> Plugin:
     loaded = LOADED[name] if name in LOADED else backend(name)
     if name in _plugins and (known := _plugins[name]).backend is loaded:
         return known
-    record = _plugins[name] = Plugin(name, loaded)
+    record = _plugins.setdefault(name, made := Plugin(name, loaded))
+    if record.backend is not loaded:  # that of a backend which a fork has ended
+        record = _plugins[name] = made
     return record
 
 

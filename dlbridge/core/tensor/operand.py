@@ -245,10 +245,10 @@ MEMORY_CHECKS: dict[type, Callable[[Any], object]] = {}
 def check_memory(array: Any) -> None:
     """Raise ExchangeError if another library has taken away memory under the numpy *array*."""
     base = array.base
-    while base is not None:
-        if type(base) in MEMORY_CHECKS:
-            MEMORY_CHECKS[type(base)](base)
-        base = getattr(base, "base", None)
+    while type(base) is type(array):
+        base = base.base
+    if type(base) in MEMORY_CHECKS:
+        MEMORY_CHECKS[type(base)](base)
 
 
 def turned(operand: Operand, axes: Sequence[int], back: Collection[int]) -> Operand:

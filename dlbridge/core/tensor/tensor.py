@@ -251,7 +251,7 @@ class Tensor(TensorMetadata):
             new = as_dtype(dtype)
         except TypeError as exc:
             extents: Any = dtype
-            if not isinstance(extents, (int, tuple)):
+            if isinstance(extents, bool) or not isinstance(extents, (int, tuple)):
                 raise
             shape = ", ".join(map(str, extents if isinstance(extents, tuple) else (extents,)))
             raise TypeError(
