@@ -59,11 +59,10 @@ RUNS = Region((4,), (1024,), 512)
 
 
 SCENE = """
-import faulthandler, sys
+import sys
 import dlbridge
 
 name, device_id, patience = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-faulthandler.dump_traceback_later(patience * 0.9)  # for `BackendCase.in_new_process`
 
 def load():
     try:
