@@ -372,6 +372,10 @@ class BackendCase:
     may_fill = False
     """Whether tests may use all of ``device_info(device_id)["memory"]``, as of a simulator."""
 
+    streams_end = True
+    """Whether a stream that `make_stream` makes ends with its last reference. False where the
+    library keeps its streams until the process ends, as torch does."""
+
     refuses_writes = True
     """Whether the driver refuses a write to memory that is imported read-only. False where it has
     no such right, or where nobody asks for it, as nothing but dlbridge would write."""

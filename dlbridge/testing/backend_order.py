@@ -510,6 +510,8 @@ class StreamTests(BackendCase, needs=SupportsStreams):
     def test_streams_are_let_go(self, device: DeviceUnderTest) -> None:
         """Whoever makes a stream owns it: a backend keeps the last ones at most."""
         backend, device_id = device.backend, device.device_id
+        if not self.streams_end:
+            pytest.skip("the library keeps its streams until the process ends (streams_end)")
         data, seen = device.allocate(64), []
         for _ in range(20):
             stream = self.make_stream(backend, device_id)

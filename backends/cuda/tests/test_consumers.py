@@ -255,7 +255,7 @@ def torch_with_stream(number, asked, monkeypatch):
             asked.append("numpy")
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
-        view = is_neg = numpy
+        view = is_neg = data_ptr = numpy
 
         def __dlpack_device__(self):
             asked.append("device")

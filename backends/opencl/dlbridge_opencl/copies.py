@@ -28,7 +28,7 @@ from dlbridge.protocol import Region, Span
 
 from . import devices, queues
 from .driver import copy_buffer, read_buffer, write_buffer
-from .memory import Memory, find, find_target, overlaps_host, whole
+from .memory import Memory, find, find_target, overlaps_host, share_bytes, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -147,8 +147,9 @@ def copy(target: Span, source: Span, stream: int) -> None:
     """Enqueue a copy inside a context, or do one between contexts through the host."""
     memories = _both(target, source)
     if _in_one_context(*memories):
-        what = "copying on the device", stream, target.device_id, memories[::-1], copy_buffer
-        command(*what, source.nbytes, source.offset, target.offset)
+        what = "copying on the device", stream, target.device_id, memories[::-1]
+        enqueue = _copy_apart if share_bytes(*memories) else copy_buffer
+        command(*what, enqueue, source.nbytes, source.offset, target.offset)
         return
     queues.synchronize(target.device_id, stream)  # the core has ordered the source's work before
     between = np.empty(min(CHUNK, source.nbytes), "u1").data
@@ -158,6 +159,15 @@ def copy(target: Span, source: Span, stream: int) -> None:
         there = Span(target.device_id, target.data, target.offset + start, len(part))
         copy_to_host(here, part, 0)
         copy_from_host(there, part, stream)
+
+
+def _copy_apart(
+    queue: cl.CommandQueue, source: cl.Buffer, target: cl.Buffer, nbytes: int, begin: int, to: int
+) -> None:
+    """`copy_buffer` through memory apart: the two may overlap, which no driver allows."""
+    scratch = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=nbytes)
+    copy_buffer(queue, source, scratch, nbytes, begin, 0)
+    copy_buffer(queue, scratch, target, nbytes, 0, to)
 
 
 def _both(target: Span, source: Span) -> tuple[Memory, Memory]:
@@ -190,10 +200,11 @@ def copy_strided(
     def enqueue(queue: cl.CommandQueue, into: cl.Buffer, origin: cl.Buffer) -> None:
         # PoCL 3.1 crashes in clEnqueueCopyBufferRect on a part of a buffer (measured).
         there, here = whole(into, target.offset), whole(origin, source.offset)
-        if there[0] != here[0]:
+        if there[0] != here[0] and not share_bytes(*memories):
             _on_device(queue, there, strides, here, source_region)
             return
-        # Inside one buffer OpenCL wants the same pitches on both sides, and spans apart.
+        # Inside one buffer OpenCL wants the same pitches on both sides, and spans apart; and two
+        # may use the same memory of the host.
         scratch = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=dense.extent), 0
         _on_device(queue, scratch, dense.strides, here, source_region)
         _on_device(queue, there, strides, scratch, dense)

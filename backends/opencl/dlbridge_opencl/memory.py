@@ -223,6 +223,18 @@ def overlaps_host(memory: Memory, host: memoryview) -> bool:
     return bool(begin < first + memory.nbytes and first < begin + host.nbytes)
 
 
+def share_bytes(one: Memory, other: Memory) -> bool:
+    """Whether two buffers share bytes: parts of one, or host memory that both use in place."""
+    if one.buffer is other.buffer:
+        return False  # the core has compared the offsets
+    first, second = one.host_address, other.host_address
+    if first and second:
+        return first < second + other.nbytes and second < first + one.nbytes
+    if one.is_ours and other.is_ours:
+        return False
+    return bool(whole(one.buffer, 0)[0] == whole(other.buffer, 0)[0])
+
+
 def find(span: Span) -> Memory:
     """The memory, made here or by another library, which contains the bytes of *span*.
 

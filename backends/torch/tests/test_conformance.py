@@ -17,6 +17,8 @@ class TestTorch(BackendTests):
     unknown_stream = 12345
     child_setup = "from backends.torch.tests import late_device; late_device.defer_signals()"
 
+    streams_end = False  # torch takes them out of a pool, which never ends
+
     def make_stream(self, backend, device_id):
         return late_device.Stream(device_id)
 
