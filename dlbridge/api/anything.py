@@ -258,7 +258,7 @@ def _instead_of(x: Any) -> str:
         if isinstance(x, str):
             return f"{x!r} is a dtype, and the array comes before it" if is_name(x) else ""
         return "dlbridge.load(path) reads a file"
-    if isinstance(x, Mapping):
+    if isinstance(x, Mapping) or hasattr(x, "__dataclass_fields__"):
         return "dlbridge.tree_to_device(x, device) moves each of its arrays, and keeps the keys"
     if isinstance(x, Set):
         return "a set has no order; pass sorted(x)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import pathlib
 import pickle
@@ -128,6 +129,14 @@ CASES = {
         "a dictionary": (
             lambda: bridge.asarray({}),
             r"tree_to_device\(x, device\) moves each of its arrays",
+        ),
+        "a dataclass": (
+            lambda: bridge.asarray(dataclasses.make_dataclass("Pair", ["x"])(1)),
+            r"tree_to_device\(x, device\) moves each of its arrays",
+        ),
+        "a format of two dimensions": (
+            lambda: f"{bridge.ones((2, 3)):.2f}",
+            r"as in f'\{t\[0, 0\]:\.2f\}'",
         ),
         "a range": (lambda: bridge.asarray(range(3)), r"as a list: list\(x\)"),
         "a generator": (lambda: bridge.asarray(i for i in [1]), r"as a list: list\(x\)"),

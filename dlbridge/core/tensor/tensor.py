@@ -432,9 +432,10 @@ class Tensor(TensorMetadata):
         if not spec:
             return str(self)
         if self.ndim:
+            first = ", ".join("0" * self.ndim)
             raise TypeError(
                 f"the format {spec!r} is for one number, and this tensor has the shape "
-                f"{self.shape}: take an element, as in f'{{t[0]:{spec}}}'"
+                f"{self.shape}: take an element, as in f'{{t[{first}]:{spec}}}'"
             )
         return format(self.item(), spec)
 
