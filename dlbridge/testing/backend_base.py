@@ -376,6 +376,9 @@ class BackendCase:
     """Whether a stream that `make_stream` makes ends with its last reference. False where the
     library keeps its streams until the process ends, as torch does."""
 
+    thread_nbytes = 0
+    """Bytes that the driver itself keeps of each thread that has used it and has ended."""
+
     refuses_writes = True
     """Whether the driver refuses a write to memory that is imported read-only. False where it has
     no such right, or where nobody asks for it, as nothing but dlbridge would write."""
