@@ -41,7 +41,7 @@ def git(folder, *arguments):
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
-def test_a_night_pushes_its_ratios_and_nothing_else(tmp_path):
+def test_a_night_pushes_its_ratios_and_nothing_else_beside_what_others_push(tmp_path):
     remote, clone = tmp_path / "remote", tmp_path / "clone"
     git(tmp_path, "init", "-q", "--bare", "-b", "main", str(remote))
     git(tmp_path, "clone", "-q", str(remote), str(clone))
@@ -58,6 +58,14 @@ def test_a_night_pushes_its_ratios_and_nothing_else(tmp_path):
     (history / "exchange.csv").write_text("commit\na\nb\n")
     (history / "ffi.csv").write_text("commit\nb\n")
     (clone / "other").write_text("2")
+    colleague = tmp_path / "colleague"
+    git(tmp_path, "clone", "-q", str(remote), str(colleague))
+    (colleague / "more").write_text("1")
+    git(colleague, "add", ".")
+    git(colleague, "commit", "-q", "-m", "meanwhile")
+    git(colleague, "push", "-q", "origin", "HEAD:refs/heads/main")
     subprocess.run(command, cwd=clone, check=True)
+    assert git(remote, "log", "--format=%s", "-1", "main~1").strip() == "meanwhile"
+    assert (clone / "other").read_text() == "2"
     changed = git(remote, "diff", "--name-only", "main~1", "main").split()
     assert changed == [f"docs/benchmarks/history/{name}.csv" for name in ("exchange", "ffi")]
