@@ -117,7 +117,7 @@ def test_no_copy_means_no_copy():
 def test_formats_are_for_one_number(tensor):
     assert f"{tensor[0, 1]:.2f}" == "1.00"
     assert f"{tensor}" == str(tensor)
-    with pytest.raises(TypeError, match=r"'\.2f' is for one number.*t\[0\]:\.2f"):
+    with pytest.raises(TypeError, match=r"'\.2f' is for one number.*f'\{t\[0, 0\]:\.2f\}'"):
         f"{tensor:.2f}"
 
 
