@@ -20,7 +20,7 @@ class StatefulTests(PublicCase):
         ``DLBRIDGE_OPERATIONS=100000``, and for others, ``DLBRIDGE_KIT_SEED=7``.
         """
         try:
-            from .stateful import TensorMachine
+            from .stateful import PACKED, TensorMachine
         except ImportError as exc:  # hypothesis is missing
             pytest.skip(str(exc))
 
@@ -31,6 +31,10 @@ class StatefulTests(PublicCase):
             devices = tuple(dict.fromkeys(("cpu:0", where)))
             streams = {where: self.made}  # noqa: RUF012 - the annotation is the base's
 
+        class BelowAByte(Machine):
+            dtypes = PACKED
+
         seed = os.environ.get("DLBRIDGE_KIT_SEED")
-        operations = int(os.environ.get("DLBRIDGE_OPERATIONS", "1200"))
+        operations = int(os.environ.get("DLBRIDGE_OPERATIONS", "2000"))
         Machine.run(operations, None if seed is None else int(seed))
+        BelowAByte.run(operations // 2, None if seed is None else int(seed))

@@ -15,7 +15,8 @@ It needs hypothesis (``pip install dlbridge[testing]``). The kit runs it for eac
 
 Each memory is one array of numpy with a bit in each element, and a tensor is a view of it, whose
 last dimension is the bits of one element. So a slice of a tensor is the same slice of the view,
-elements below a byte are like all others, and tensors on one memory have one model.
+elements below a byte are like all others, and tensors on one memory have one model. Where each of
+these takes a byte, the model has all 8 bits, of which the low ones are the element.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import gc
 import math
 import mmap
+import pickle
 from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
@@ -57,7 +59,10 @@ WHOLE = (
 )
 """Types of whole bytes; numpy has all but bfloat16."""
 
-PACKED = ("int4", "uint4", "int2", "uint1", "float4_e2m1fn", "float6_e2m3fn")
+PACKED = (
+    *("int4", "uint4", "int2", "uint2", "int1", "uint1"),
+    *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"),
+)
 """Types below a byte."""
 
 CASTS = {
@@ -72,7 +77,11 @@ CASTS = {
 }
 """The types that a type is cast to: C defines the result for each of its numbers."""
 
-_CODES = {"float4_e2m1fn": (0, 2, 4, 5), "float6_e2m3fn": (0, 8, 16, 20)}
+_CODES = {
+    "float4_e2m1fn": (0, 2, 4, 5),
+    "float6_e2m3fn": (0, 8, 16, 20),
+    "float6_e3m2fn": (0, 12, 16, 18),
+}
 """The bits of 0, 1, 2 and 3."""
 
 HAS_ML_DTYPES = find_spec("ml_dtypes") is not None
@@ -145,6 +154,13 @@ def _number(value: int, dtype: str) -> Any:
     return _bits(np.array(value).astype(dtype).tobytes(), (), dtype)
 
 
+def _integers(bits: Any, signed: bool) -> Any:
+    """The numbers of elements below a byte."""
+    values = bits.astype("i8") << np.arange(bits.shape[-1])
+    values[..., -1] *= 1 - 2 * signed
+    return values.sum(-1)
+
+
 def _cast(bits: Any, dtype: str, new: str) -> Any:
     """The bits of the same numbers in another type."""
     old, width = dlbridge.dtype(dtype), _width(new)
@@ -191,8 +207,17 @@ class _Live:
         return self.bits.shape[:-1]  # type: ignore[no-any-return]
 
     @property
+    def padded(self) -> bool:
+        return self.tensor.is_padded  # type: ignore[no-any-return]
+
+    @property
     def packed(self) -> bool:
-        return _width(self.dtype) < 8
+        return _width(self.dtype) < 8 and not self.padded
+
+    @property
+    def codes(self) -> Any:
+        """The bits of its elements, without those that only fill a byte."""
+        return self.bits[..., : _width(self.dtype)]
 
     @property
     def start(self) -> int:
@@ -248,11 +273,22 @@ class _Live:
         dlbridge.copy_(self.tensor, source)
         return True
 
+    def fits(self, other: _Live) -> bool:
+        """Whether the elements of one can be copied to the other, in as many dimensions."""
+        same = self.bits.shape[-1] == other.bits.shape[-1]
+        if self.padded or other.padded:
+            same = self.dtype == other.dtype
+        return same and len(self.shape) == len(other.shape)
+
     def is_twin(self, other: _Live) -> bool:
         """Whether both are the same elements of one memory."""
-        return self.memory is other.memory and all(
-            self.bits.__array_interface__[each] == other.bits.__array_interface__[each]
-            for each in ("data", "shape", "strides")
+        return (
+            self.memory is other.memory
+            and self.padded == other.padded
+            and all(
+                self.bits.__array_interface__[each] == other.bits.__array_interface__[each]
+                for each in ("data", "shape", "strides")
+            )
         )
 
     def same(self, dtype: str) -> _Live:
@@ -280,6 +316,7 @@ def _can(work: Any) -> bool:
 
 
 numbers = st.integers(0, 2)
+kinds = st.sampled_from(range(120))
 seeds = st.integers(0, 255)
 extents = st.sampled_from([4, 8, 3, 7, 2, 1, 16, 5, 0])
 full = st.sampled_from([8, 16, 5, 7])
@@ -290,15 +327,17 @@ shapes = st.one_of(
     st.tuples(full, few, few),
     st.lists(extents, max_size=3).map(tuple),
 )
-dtypes = st.sampled_from([*WHOLE, *PACKED, "int4", "float6_e2m3fn"])
+viewed = st.sampled_from([*WHOLE[1:] * 2, *PACKED])
 twice = st.sampled_from([True, True, False])
-ways = st.sampled_from(["upload", "copy", "zeros", "full", "numpy", "pages", "readonly", "swapped"])
+ways = st.sampled_from(
+    ["upload", "copy", "zeros", "full", "numpy", "pages", "readonly", "swapped"] + ["padded"] * 3
+)
 slices = st.sampled_from(
     [*[np.s_[:]] * 3, *np.s_[1:, :-1, ::2, ::-1, -2::-2, 2:, 4:, :3, 1::3, 3:1]]
 )
 parts = st.tuples(slices, slices, slices)
 bounds = st.sampled_from([*[np.s_[:]] * 2, *np.s_[1:, 2:, 4:, :3, 1:4]])
-crops = st.just(()) | st.tuples(bounds, bounds, bounds)
+crops = st.just(()) | st.tuples(bounds) | st.tuples(bounds, bounds, bounds)
 
 
 class TensorMachine(RuleBasedStateMachine):
@@ -310,6 +349,9 @@ class TensorMachine(RuleBasedStateMachine):
     ----------
     devices : sequence of str
         Devices, in the form of device strings. The first one should be the host.
+    dtypes : sequence of str
+        Types of the tensors that are made, those of this module. One that stands twice is more
+        frequent.
     streams : mapping of str to sequence
         Streams of these devices, which `dlbridge.use_stream` accepts; they must exist as long as
         the machine runs.
@@ -323,9 +365,11 @@ class TensorMachine(RuleBasedStateMachine):
     """
 
     devices: ClassVar[Sequence[str]] = ("cpu",)
+    dtypes: ClassVar[Sequence[str]] = (*WHOLE, "int4", "uint1", "int4", "float6_e2m3fn")
     streams: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     tensors = Bundle("tensors")
+    others = st.one_of(st.none(), st.none(), tensors)
 
     def __init__(self) -> None:
         super().__init__()
@@ -383,7 +427,8 @@ class TensorMachine(RuleBasedStateMachine):
         if made is None:
             return multiple()
         made.memory.devices.add(str(made.tensor.device))
-        assert (made.tensor.shape, _width(made.dtype)) == (made.shape, made.bits.shape[-1])
+        width = 8 if made.padded else _width(made.dtype)
+        assert (made.tensor.shape, width) == (made.shape, made.bits.shape[-1])
         self._live.append(made)
         return made
 
@@ -393,17 +438,17 @@ class TensorMachine(RuleBasedStateMachine):
         memory = _Memory(bits, str(tensor.device), outside)
         return self._keep(_Live(tensor, memory, memory.bits.reshape(bits.shape)))
 
-    @initialize(target=tensors, ways=st.tuples(ways, ways, ways), shape=shapes, dtype=dtypes)
-    def make_three(self, ways: tuple[str, ...], shape: tuple[int, ...], dtype: str) -> Any:
+    @initialize(target=tensors, ways=st.tuples(ways, ways, ways), shape=shapes, kind=kinds)
+    def make_three(self, ways: tuple[str, ...], shape: tuple[int, ...], kind: int) -> Any:
         """Tensors that can be copied to one another."""
-        made = [self.make(way, shape, dtype, i, i) for i, way in enumerate(ways)]
+        made = [self.make(way, shape, kind, i, i) for i, way in enumerate(ways)]
         return multiple(*made)
 
     @precondition(has_room)
-    @rule(target=tensors, way=ways, shape=shapes, dtype=dtypes, device=numbers, seed=seeds)
-    def make(self, way: str, shape: tuple[int, ...], dtype: str, device: int, seed: int) -> Any:
+    @rule(target=tensors, way=ways, shape=shapes, kind=kinds, device=numbers, seed=seeds)
+    def make(self, way: str, shape: tuple[int, ...], kind: int, device: int, seed: int) -> Any:
         """A new tensor: uploaded, filled, or on memory of numpy."""
-        where = self._device(device)
+        where, dtype = self._device(device), self.dtypes[kind % len(self.dtypes)]
         if way == "zeros":
             bits = np.zeros((*shape, _width(dtype)), "u1")
             return self._new(dlbridge.zeros(shape, dtype, where), bits)
@@ -418,6 +463,8 @@ class TensorMachine(RuleBasedStateMachine):
             tensor = dlbridge.empty(shape, dtype, where)
             dlbridge.copy_(tensor, _upload(raw, shape, dtype))
             return self._new(tensor, bits)
+        if way == "padded" and HAS_ML_DTYPES and dtype in PACKED:
+            return self._padded(bits, dtype, where, seed)
         if way in ("numpy", "readonly") and bits.size % 8 == 0:
             array = np.frombuffer(bytearray(raw + bytes(-len(raw) % 48)), "u1")
             array.flags.writeable = way == "numpy"
@@ -431,11 +478,25 @@ class TensorMachine(RuleBasedStateMachine):
             return self._new(dlbridge.to_device(other, where, copy=True), bits)  # it converts them
         return self._new(_upload(raw, shape, dtype, where), bits)
 
+    def _padded(self, bits: Any, dtype: str, device: str, seed: int) -> Any:
+        """One byte for each element, as in ml_dtypes; the other bits of integers may be any."""
+        import ml_dtypes
+
+        whole = np.zeros((*bits.shape[:-1], 8), "u1")
+        if "int" in dtype:
+            whole[...] = _bits(
+                _content(seed + 1, whole.shape[:-1], "uint8"), whole.shape[:-1], "uint8"
+            )
+        whole[..., : bits.shape[-1]] = bits
+        array = np.packbits(whole, -1, bitorder="little")[..., 0]
+        array = array.view(getattr(ml_dtypes, dtype))
+        return self._new(dlbridge.to_device(array, device, copy=True), whole)
+
     @precondition(has_room)
-    @rule(target=tensors, shape=shapes, dtype=dtypes, device=numbers, seed=seeds)
-    def make_in_place(self, shape: tuple[int, ...], dtype: str, device: int, seed: int) -> Any:
+    @rule(target=tensors, shape=shapes, kind=kinds, device=numbers, seed=seeds)
+    def make_in_place(self, shape: tuple[int, ...], kind: int, device: int, seed: int) -> Any:
         """A tensor of the host, and where a device uses its memory in place, one there."""
-        host: Any = self.make("pages", shape, dtype, 1, seed)
+        host: Any = self.make("pages", shape, kind, 1, seed)
         there = self._in_place(host, self._device(device))
         return host if there is None else multiple(host, self._keep(there))
 
@@ -483,7 +544,7 @@ class TensorMachine(RuleBasedStateMachine):
         return self._keep(of._kept(of.tensor.reshape(shape), bits))
 
     @precondition(has_room)
-    @rule(target=tensors, of=tensors, part=crops, dtype=st.sampled_from([*WHOLE[1:], *PACKED]))
+    @rule(target=tensors, of=tensors, part=crops, dtype=viewed)
     def view(self, of: _Live, part: Any, dtype: str) -> Any:
         """The same memory as elements of another type."""
         part_of = of.part(*part[: len(of.shape)])
@@ -491,6 +552,8 @@ class TensorMachine(RuleBasedStateMachine):
             return multiple()
         of = part_of
         old, new = of.bits.shape[-1], _width(dtype)
+        if of.padded:
+            return self._keep(of.same(dtype)) if new == of.codes.shape[-1] else multiple()
         if old == new:
             return self._keep(of.same(dtype))
         plain = bool(of.shape and of.bits.size and of.bits.flags.c_contiguous)
@@ -505,23 +568,22 @@ class TensorMachine(RuleBasedStateMachine):
         bits = of.bits.reshape(*of.shape[:-1], of.shape[-1] * old // new, new, copy=False)
         return self._keep(of._kept(tensor, bits))
 
-    @rule(into=tensors, at=parts, of=st.none() | tensors, part=parts, turn=st.booleans())
+    @rule(into=tensors, at=parts, of=others, part=parts, turn=st.booleans())
     def copy(self, into: _Live, at: Any, of: _Live | None, part: Any, turn: bool) -> None:
         """As much as parts of two tensors, or two parts of one, have in common."""
         of = of or into
-        if (into.bits.shape[-1], len(into.shape)) != (of.bits.shape[-1], len(of.shape)):
+        if not into.fits(of):
             of = into
         target, source = into.part(*at[: len(into.shape)]), of.part(*part[: len(of.shape)])
-        if turn and source is not None:
-            source = source.transpose(range(len(of.shape))[::-1])
-        if target is None or source is None:
-            return
+        target, source = target or into, source or of  # most parts of packed elements are refused
+        if turn:
+            source = source.transpose(range(len(of.shape))[::-1]) or source
         shape = tuple(map(min, target.shape, source.shape))
         target, source = target.cropped(shape), source.cropped(shape)
         if target is None or source is None:
             return
         if target.copied(source.same(target.dtype).tensor):
-            target.bits[...] = source.bits.copy()
+            target.codes[...] = source.codes.copy()
 
     @rule(
         of=tensors,
@@ -570,22 +632,26 @@ class TensorMachine(RuleBasedStateMachine):
     @rule(into=tensors, at=parts, seed=seeds, device=numbers)
     def copy_new(self, into: _Live, at: tuple[Any, ...], seed: int, device: int) -> None:
         """New content into a part, from any device, or from an array of numpy."""
-        target = into.part(*at[: len(into.shape)])
-        if target is None:
-            return
+        target = into.part(*at[: len(into.shape)]) or into
         raw = _content(seed, target.shape, target.dtype)
+        bits = _bits(raw, target.shape, target.dtype)
+        given: Any
         if target.dtype in WHOLE[:6] and seed % 2:
             given = np.frombuffer(raw, target.dtype).reshape(target.shape)
+        elif HAS_ML_DTYPES and target.dtype in PACKED[:6] and bits.size and seed % 2:
+            given = _integers(bits, target.dtype[0] == "i").tolist()
         else:
             given = _upload(raw, target.shape, target.dtype, self._device(device))
         if target.copied(given):
-            target.bits[...] = _bits(raw, target.shape, target.dtype)
+            target.codes[...] = bits
 
     @rule(of=tensors, value=st.integers(0, 3), device=numbers)
     def fill(self, of: _Live, value: int, device: int) -> None:
         """One number in all elements, from any device."""
-        dtype, width = of.dtype, of.bits.shape[-1]
-        if width == 6:
+        dtype, width = of.dtype, of.codes.shape[-1]
+        if of.padded:
+            value &= 3 if dtype in _CODES else (1 << width - (dtype[0] == "i")) - 1
+        elif width == 6:
             dtype = "float6_e2m3fn"
         elif width < 8:
             dtype, value = f"uint{width}", value & (1 << width) - 1
@@ -596,7 +662,7 @@ class TensorMachine(RuleBasedStateMachine):
         target = of.same(dtype) if dtype != of.dtype else of
         filled = dlbridge.full(of.shape, value, dtype, self._device(device))
         if of.view(target.tensor, of.bits).copied(filled):
-            of.bits[...] = _number(value, dtype)
+            of.codes[...] = _number(value, dtype)
 
     @precondition(has_room)
     @rule(
@@ -652,7 +718,29 @@ class TensorMachine(RuleBasedStateMachine):
         if not HAS_ML_DTYPES and not (_numpy_has(of.dtype) and _numpy_has(dtype)):
             return multiple()
         host = dlbridge.to_device(of.tensor, "cpu")
-        return self._new(dlbridge.astype(host, dtype), _cast(of.bits, of.dtype, dtype))
+        return self._new(dlbridge.astype(host, dtype), _cast(of.codes, of.dtype, dtype))
+
+    @precondition(has_room)
+    @rule(target=tensors, of=tensors, part=crops, way=st.sampled_from([4, 5, "like", "astype"]))
+    def again(self, of: _Live, part: Any, way: Any) -> Any:
+        """The same elements in new memory: from a pickle of that protocol, or by a function."""
+        part_of = of.part(*part[: len(of.shape)])
+        if part_of is None:
+            return multiple()
+        of = part_of
+        if way == "like":
+            made = dlbridge.empty_like(of.tensor)
+            dlbridge.copy_(made, of.tensor)
+        elif way == "astype" and of.padded:
+            made = dlbridge.astype(dlbridge.to_device(of.tensor, "cpu"), of.dtype)
+        else:
+            made = pickle.loads(pickle.dumps(of.tensor, way if way == 4 else 5))
+            kept: Any = self._new(made, of.bits)
+            kept.memory.readonly = made.readonly  # protocol 5 keeps it, as numpy does
+            assert of.tensor.readonly or not made.readonly
+            return kept
+        assert not made.is_padded
+        return self._new(made, of.codes)
 
     @precondition(has_room)
     @rule(target=tensors, of=tensors, part=crops, version=st.sampled_from([None, (1, 0), (1, 3)]))
@@ -664,7 +752,11 @@ class TensorMachine(RuleBasedStateMachine):
         of = part_of
         if min(of.tensor.strides, default=1) < 0:
             return multiple()  # DLPack gives a copy of these
-        if of.memory.readonly or (of.tensor.device.is_host and of.dtype not in WHOLE[:6]):
+        if (
+            of.memory.readonly
+            or of.padded
+            or (of.tensor.device.is_host and of.dtype not in WHOLE[:6])
+        ):
             version = (1, 3)
         again = dlbridge.from_dlpack(of.tensor.__dlpack__(max_version=version))
         if again.device is not of.tensor.device:
@@ -675,7 +767,7 @@ class TensorMachine(RuleBasedStateMachine):
     def write(self, of: _Live, seed: int, library: str) -> None:
         """New content by another library, which has the same memory; on devices by a host view."""
         width = of.bits.shape[-1]
-        if width not in INTEGERS or of.memory.readonly:
+        if width not in INTEGERS or of.padded or of.memory.readonly:
             return
         raw = _content(seed, of.shape, of.dtype)
         values = np.frombuffer(raw, INTEGERS[width]).reshape(of.shape)
@@ -708,7 +800,7 @@ class TensorMachine(RuleBasedStateMachine):
                 return
             finally:
                 del host
-        into.bits[...] = of.bits.copy()
+        into.codes[...] = of.codes.copy()
 
     @precondition(lambda self: self.streams)
     @rule(device=numbers, which=numbers)
@@ -737,7 +829,10 @@ class TensorMachine(RuleBasedStateMachine):
         for each in self._live:
             assert each.tensor.readonly == each.memory.readonly or not each.tensor.size
             found, wanted = each.tensor.tobytes(), _bytes(each.bits)
-            if each.packed and each.bits.size % 8:  # what follows the last element is nobody's
+            if each.padded:  # what fills a byte is nobody's
+                bits = _bits(found, each.shape, "uint8")
+                found, wanted = _bytes(bits[..., : each.codes.shape[-1]]), _bytes(each.codes)
+            elif each.packed and each.bits.size % 8:  # what follows the last element is nobody's
                 found = _bytes(_bits(found, each.shape, each.dtype))
             if found != wanted:
                 raise AssertionError(f"{each.tensor!r} has {found!r}, not {wanted!r}")
