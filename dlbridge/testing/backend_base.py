@@ -389,6 +389,9 @@ class BackendCase:
     without_driver: dict[str, str] | None = None
     """Environment variables with which the driver is missing, as on a machine without it."""
 
+    without_package = ""
+    """The Python package of the driver, which the process that asks for the device has not."""
+
     allocations = 4000
     """How often the leak test allocates; fewer only if one allocation takes milliseconds.
 

@@ -121,13 +121,19 @@ class ContractTests(BackendCase):
 
         A server that does not answer is a missing driver, too.
         """
-        if self.without_driver is None:
+        if self.without_driver is None and not self.without_package:
             pytest.skip("nothing says how to be without the driver (without_driver)")
-        code = f"{self.child_setup or ''}\n{SCENE}\nload()"
         given = self.name, self.device_id, self.patience
-        done = run_python(code, *given, limit=self.patience, environment=self.without_driver)
-        assert done.returncode in (0, 77), done.stderr
-        assert done.stdout.strip(), "the backend was loaded without its driver, or says nothing"
+        if self.without_driver is not None:
+            code = f"{self.child_setup or ''}\n{SCENE}\nload()"
+            done = run_python(code, *given, limit=self.patience, environment=self.without_driver)
+            assert done.returncode in (0, 77), done.stderr
+            assert done.stdout.strip(), "the backend was loaded without its driver, or says nothing"
+        if self.without_package:
+            code = f"import sys; sys.modules[{self.without_package!r}] = None\n{SCENE}\nload()"
+            done = run_python(code, *given, limit=self.patience)
+            assert done.returncode in (0, 77), done.stderr
+            assert "pip install" in done.stdout, "the error does not say how to install the package"
 
     def test_live_allocations_are_counted(self, device: DeviceUnderTest) -> None:
         """Where the backend counts them: one more for each, and one less when it is dropped."""

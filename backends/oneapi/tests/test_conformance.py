@@ -14,6 +14,7 @@ class TestOneAPI(BackendTests):
     # dpctl alone, one copy_from_host in each of 1,000 threads: 3,286 to 3,439 bytes for each
     # (dpctl 0.22, Intel's CPU runtime).
     thread_nbytes = 3500
+    without_package = "dpctl"
 
     def make_stream(self, backend, device_id):
         return dpctl.SyclQueue(backend.devices[device_id], property="in_order")

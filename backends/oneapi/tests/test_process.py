@@ -89,19 +89,6 @@ except bridge.BackendUnavailable as error:
     assert f"OCL_ICD_FILENAMES={sys.prefix}/lib/libintelocl.so" in said
 
 
-def test_without_dpctl_the_reason_is_told():
-    code = """
-sys.modules['dpctl'] = None
-try:
-    bridge.backend('oneapi')
-except bridge.BackendUnavailable as error:
-    print(error)
-"""
-    said = script(code, DLBRIDGE_BACKENDS="oneapi")
-    assert "oneapi: no dpctl (" in said
-    assert "pip install dpctl" in said
-
-
 # More devices than this machine has: the same one twice, and one without USM memory.
 
 

@@ -22,6 +22,7 @@ class OpenCLKit:
     """The hooks."""
 
     name = "opencl"
+    without_package = "pyopencl"
 
     def make_stream(self, backend, device_id):
         import pyopencl as cl

@@ -15,6 +15,7 @@ class TestTorch(BackendTests):
     name = "torch-late"
     max_nbytes = 8 << 20
     unknown_stream = 12345
+    without_package = "torch"
     child_setup = "from backends.torch.tests import late_device; late_device.defer_signals()"
 
     streams_end = False  # torch takes them out of a pool, which never ends

@@ -30,24 +30,6 @@ except bridge.BackendUnavailable as error:
     assert run_script(code) == "False\nTrue\n"
 
 
-def test_without_torch_the_reason_is_told():
-    code = """
-import sys
-sys.modules["torch"] = None
-import dlbridge as bridge
-try:
-    bridge.backend("torch-npu")
-except bridge.BackendUnavailable as error:
-    print(error)
-print(bridge.info().backends["torch-"]["reason"])
-"""
-    said = run_script(code, env={"DLBRIDGE_BACKENDS": "cpu,torch-"}).splitlines()
-    assert len(said) == 2
-    assert all(
-        line.startswith("torch-: no torch (") and "pip install torch" in line for line in said
-    )
-
-
 @pytest.fixture
 def vendor(tmp_path):
     """The environment in which a vendor's package, which torch loads by itself, is installed."""

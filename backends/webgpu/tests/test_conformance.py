@@ -24,6 +24,7 @@ GROUPS = 400
 
 class TestWebGPU(BackendTests):
     name = "webgpu"
+    without_package = "wgpu"
 
     def slow_work(self, backend, device_id, stream):
         nothing = NativeArray(device_id, 0, 0, "uint8", (0,), None, readonly=False, owner=None)

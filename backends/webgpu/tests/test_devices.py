@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,12 +39,6 @@ def test_a_gpu_of_several_apis_is_one_device(listed, kept):
 def test_the_adapters_limits_are_asked_for(webgpu, device):
     for name in ("max-buffer-size", "max-storage-buffer-binding-size"):
         assert device.limits[name] == device.adapter.limits[name]
-
-
-def test_without_wgpu(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wgpu", None)
-    with pytest.raises(BackendUnavailable, match="pip install --upgrade wgpu"):
-        WebGPU()
 
 
 def test_without_a_device(webgpu, monkeypatch):

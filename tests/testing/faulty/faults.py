@@ -13,6 +13,7 @@ import ctypes
 import itertools
 import mmap
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -67,10 +68,15 @@ class Sound(Fake):
         super().__init__()
         if "DLBRIDGE_TEST_MISSING" in os.environ:
             self.be_missing()
+        if sys.modules.get("package_of_faulty", self) is None:
+            self.lack_package()
         self.shared = self.shared or self.both
 
     def be_missing(self):
         raise BackendUnavailable("faulty: the driver is missing; install it")
+
+    def lack_package(self):
+        raise BackendUnavailable("faulty: no package: pip install package-of-faulty")
 
     def allocate(self, device_id, nbytes, alignment, stream, content=None):
         if nbytes < 1 << 26 or nbytes > self.capacity:
@@ -2451,6 +2457,12 @@ class ImportOpensASocket(Sound):
 def missing_server(fake, real):
     """A server that does not answer is an error of the system."""
     raise ConnectionRefusedError(111, "Connection refused")
+
+
+@breaks("lack_package", "test_missing_driver_is_said")
+def missing_package(fake, real):
+    """The error of a missing package leaves its user alone."""
+    raise BackendUnavailable("faulty: no package")
 
 
 @found_by("test_exit")

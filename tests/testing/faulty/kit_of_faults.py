@@ -28,6 +28,7 @@ class TestFaulty(BackendTests):
     refuses_writes = name == "faulty"
     unknown_stream = 0x7FF0_DEAD_BEE8_0000 if name == "faulty" else None
     without_driver = {"DLBRIDGE_TEST_MISSING": "1"} if name == "faulty" else None
+    without_package = "package_of_faulty" if name == "faulty" else ""
 
     @pytest.fixture
     def backend(self):
