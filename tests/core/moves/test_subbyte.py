@@ -9,22 +9,21 @@ import pytest
 import dlbridge as bridge
 from dlbridge.core.moves import copies
 from dlbridge.extending import Memory, tensor_on
-from tests.support.expected_parts import backend_or_skip
-from tests.support.subbyte_programs import run_programs
+from dlbridge.testing import TensorMachine
+from dlbridge.testing.stateful import PACKED
 
 DEVICES = ["cpu", "ext_dev:0"]
 
 
-@pytest.mark.parametrize("devices", [["cpu"], ["ext_dev:0"], ["cpu", "ext_dev:0", "ext_dev:1"]])
-def test_programs(devices):  # C31, P37
-    run_programs(range(40), devices)
+@pytest.mark.parametrize("used", [["cpu:0"], ["cpu:0", "ext_dev:0", "ext_dev:1"]], ids=len)
+def test_random_operations(used):  # C31, P37
+    """Beside a model in numpy; one device and the host: in the kit, for each backend."""
 
+    class BelowAByte(TensorMachine):
+        devices = used
+        dtypes = PACKED
 
-@pytest.mark.parametrize("first", [[], ["cpu"]])
-@pytest.mark.parametrize("name", ["opencl", "vulkan", "webgpu"])
-def test_programs_on_memory_of_a_driver(name, first):  # C31, P37
-    backend_or_skip(name)
-    run_programs(range(25), [*first, f"{name}:0"])
+    BelowAByte.run(1000)
 
 
 def codes(tensor):
