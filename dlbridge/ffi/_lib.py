@@ -6,7 +6,8 @@ views of the same library are given:
 * `C`, by cffi, which drops the GIL around each call: for what may block, run
   long, or call back into Python.
 * `py`, by ctypes, which keeps the GIL: for the registry and the type table,
-  which have no lock of their own, and for reference counts.
+  which have no lock of their own, and for reference counts. Where there is no
+  GIL, a lock is taken instead (`one_thread`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -33,9 +35,15 @@ from dlbridge.abi import (
 )
 from dlbridge.errors import LibraryUnavailable
 from dlbridge.extending import unless_handler
+from dlbridge.kit.resources import shared_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# A GIL that is off may be turned on later by an extension module, and one that is on stays.
+HAS_GIL: Final[bool] = getattr(sys, "_is_gil_enabled", lambda: True)()
+tables: Final = nullcontext() if HAS_GIL else shared_lock()
+"""Held in the place of the GIL, where there is none; a destructor may take it again."""
 
 ENVIRONMENT: Final = "DLBRIDGE_TVM_FFI_LIB"
 FILE_NAME: Final = {"darwin": "libtvm_ffi.dylib", "win32": "tvm_ffi.dll"}.get(
@@ -62,6 +70,8 @@ _WITH_GIL: Final[dict[str, tuple[Any, ...]]] = {
 }
 _BARE: Final = {"TVMFFIObjectIncRef", "TVMFFIObjectDecRef", "TVMFFIFunctionCall"}
 """Functions that are called as they are, from C or often; callers look at the ArgumentError."""
+_COUNTS: Final = {"TVMFFIObjectIncRef", "TVMFFIObjectDecRef"}
+"""They change a count in one step of the processor, and need neither the GIL nor a lock."""
 _REQUIRED: Final = (
     *_WITH_GIL,
     _NEWEST_REQUIRED,
@@ -202,8 +212,21 @@ def _with_gil(path: str) -> Any:
     for name, (result, *arguments) in _WITH_GIL.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-        setattr(functions, name, function if name in _BARE else _raising(function))
+        called = function if name in _COUNTS else one_thread(function)
+        setattr(functions, name, called if name in _BARE else _raising(called))
     return functions
+
+
+def one_thread(function: Any) -> Any:
+    """*function* of ctypes, in which one thread is at a time: by the GIL, or by `tables`."""
+    if HAS_GIL:
+        return function
+
+    def call(*arguments: Any) -> Any:
+        with tables:
+            return function(*arguments)
+
+    return call
 
 
 def _raising(function: Any) -> Callable[..., Any]:

@@ -25,7 +25,7 @@ from dlbridge.extending import public_in, unless_handler
 from dlbridge.kit.resources import shared_lock
 
 from . import _methods
-from ._lib import C, address, ffi, py
+from ._lib import C, address, ffi, py, tables
 from .any import HEADER, OBJECT_BEGIN, Handle, Members, convert, pack, unpack, untrack, view
 from .errors import Error, raised
 from .frames import ask, builtin, call_with_gil
@@ -677,7 +677,8 @@ class _Mapping(Container, abc.Mapping[_K, _V_co]):
                 ),
             )
             try:
-                complete = not _without_collector(steps)
+                with tables:
+                    complete = not _without_collector(steps)
             except ctypes.ArgumentError as exc:
                 raise undisguised(exc) from None
             if complete:

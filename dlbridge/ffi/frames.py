@@ -4,7 +4,8 @@ A *frame* is the memory of one call: a result and up to six arguments, and the
 Tensor objects in which tensors are lent. One frame lies ready; a call takes it and
 puts it back when its result is read, and whoever comes meanwhile, by recursion or
 in another thread, makes a new one. (A pool in a list costs 60 ns more for each
-call, a `threading.local` 50.) A call that fails leaves its frame to the collector.
+call, a `threading.local` 50; without the GIL it is a pool.) A call that fails leaves
+its frame to the collector.
 A bound call has a frame of its own, with nothing but a result, and puts it back always.
 A frame that lies ready has the result None, which is what a callee that returns
 nothing leaves, and keeps nothing.
@@ -14,11 +15,12 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from typing import TYPE_CHECKING, Any, Final
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from dlbridge.abi import undisguised
 
-from ._lib import C, address, ffi, py
+from ._lib import HAS_GIL, C, address, ffi, py
 from .any import (
     LAST_INDEX,
     OBJECT_BEGIN,
@@ -66,6 +68,36 @@ def new_frame(count: int) -> Frame:
     words, arguments, result = new_memory(count)
     doubles = words.cast("B").cast("d")
     return words, doubles, arguments, result, [None] * count, Temporaries()
+
+
+_F = TypeVar("_F")
+
+
+class _Pool(Generic[_F]):
+    """What `ready_place` gives where there is no GIL: to read an element claims it."""
+
+    def __init__(self, frame: _F) -> None:
+        self._frames = deque([frame])
+
+    def __getitem__(self, _index: int) -> _F | None:
+        try:
+            return self._frames.pop()
+        except IndexError:
+            return None
+
+    def __setitem__(self, _index: int, frame: _F | None) -> None:
+        if frame is not None:
+            self._frames.append(frame)
+
+
+def ready_place(frame: _F) -> list[_F | None]:
+    """Where *frame* lies ready, for ``frame, ready[0] = ready[0], None``, which claims it.
+
+    With the GIL no other thread, signal handler or trace function comes between reading and
+    writing, as no function is called. (A list and no variable: CPython before 3.13 writes a
+    traced frame's variables back, bpo-30744.)
+    """
+    return [frame] if HAS_GIL else cast("list[_F | None]", _Pool(frame))
 
 
 def pack_frame(arguments: Sequence[Any], keep: Temporaries) -> Memory:

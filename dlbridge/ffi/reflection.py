@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.abi import undisguised
 from dlbridge.extending import public_in, unless_handler, with_article
 
-from ._lib import C, address, ffi, py
+from ._lib import C, address, ffi, one_thread, py
 from .any import ByteArray, Handle, Members, pack, text_of, unpack, view
 from .errors import raised
 from .frames import ask, call_with_gil, new_memory, perform
@@ -55,10 +55,10 @@ class Field:
         self._default = ffi.addressof(info, "default_value_or_factory")
         self.static_type_index: int = info.field_static_type_index
         self._offset: int = info.offset
-        self._get: Callable[[int, int], int] = _Access(address(info.getter))
+        self._get: Callable[[int, int], int] = one_thread(_Access(address(info.getter)))
         self._setter_is_object = bool(flags & C.kTVMFFIFieldFlagBitSetterIsFunctionObj)
         setter = address(info.setter)
-        self._setter: Any = setter if self._setter_is_object else _Access(setter)
+        self._setter: Any = setter if self._setter_is_object else one_thread(_Access(setter))
         self._holders = {index}  # types that were seen to have the field
 
     @property

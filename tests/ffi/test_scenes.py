@@ -47,7 +47,15 @@ SCENES = [
 OFTEN = {"everything": 3, "daemons_in_callbacks": 3, "daemons_that_free_objects": 16}
 
 
-@pytest.mark.parametrize("scene", [("light", "is_light"), ("leaks", "leak")], ids=" ".join)
+# They change what the import of the FFI finds, or look at it.
+FRESH = [
+    ("light", "is_light"),
+    ("leaks", "leak"),
+    *(("without_gil", name) for name in ("calls", "containers", "fields", "race")),
+]
+
+
+@pytest.mark.parametrize("scene", FRESH, ids=" ".join)
 def test_scene_in_a_fresh_process(run_scene, scene):
     assert run_scene(*scene, fresh=True) == (0, "")
 
