@@ -54,6 +54,11 @@ Rules that hold for every member:
   nothing half done. `dlbridge.kit.resources` does this for a backend.
 * The exception of a signal handler may come between any two lines. A lock is taken by ``with``,
   and what a driver gave has an owner before it is given (`dlbridge.kit.resources`, again).
+  It leaves the call as it is: a member neither swallows a KeyboardInterrupt nor replaces it.
+* The process belongs to its user. Neither a member nor the opening of the driver changes what all
+  of it shares: the garbage collector, signal handlers, random numbers, logging, numpy's settings;
+  and nothing is printed to ``sys.stdout``, or when the process ends.
+* A handle names the same stream in each thread, and no member works in some threads only.
 * A lost device: every member that needs it raises `dlbridge.errors.DeviceLost`, at
   once and without waiting for its work; `SupportsNative.to_native` is one of them. Other devices
   keep their memory, unless the driver loses them at the same moment, as devices of one context

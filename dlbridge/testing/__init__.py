@@ -40,6 +40,7 @@ from .backend_order import OrderTests, StreamTests
 from .backend_overlaps import OverlapTests
 from .backend_process import ProcessTests
 from .backend_refusals import LostTests, RefusalTests
+from .backend_side_effects import SideEffectTests
 from .backend_stateful import StatefulTests
 from .backend_threads import ThreadTests
 
@@ -77,6 +78,7 @@ class BackendTests(
     LeakTests,
     LostTests,
     ProcessTests,
+    SideEffectTests,
 ):
     """All tests of the contract.
 

@@ -51,6 +51,12 @@ def lengths(ndim: int) -> list[int]:
     return [SHAPE[axis] if axis in kept else 1 for axis in reversed(range(ndim))]
 
 
+def shapes(ndim: int) -> list[list[int]]:
+    """`lengths`, and the same with one row, and with rows of one run each."""
+    usual = lengths(ndim)
+    return [usual] if ndim != 2 else [usual, [1, *usual[1:]], [*usual[:-1], 1]]
+
+
 def strides_of(shape: list[int], run_nbytes: int, gaps: tuple[int, int]) -> list[int]:
     """Strides of a region of that shape, outermost first, with the *gaps* (`GAPS`)."""
     strides, extent = [run_nbytes + gaps[0]], run_nbytes
@@ -194,11 +200,10 @@ class CopyTests(BackendCase):
         for ndim in range(1, min(backend.max_strided_ndim, len(SHAPE)) + 1):
             runs = [1, 4, 7, 64] if ndim < 4 else [4, 7]
             pairs = itertools.product(*GAPS) if ndim < 4 else zip(*GAPS, strict=True)
-            shape = lengths(ndim)
             equal = drawn(1, 9), drawn(0, 9)
             # With equal strides on both sides, a copy of all bytes would be the shorter way.
-            cases = itertools.product(runs, [*pairs, (equal, equal)])
-            for run_nbytes, (gaps, source_gaps) in cases:
+            cases = itertools.product(runs, [*pairs, (equal, equal)], shapes(ndim))
+            for run_nbytes, (gaps, source_gaps), shape in cases:
                 strides = strides_of(shape, run_nbytes, gaps)
                 source_strides = strides_of(shape, run_nbytes, source_gaps)
                 far = FAR if run_nbytes == 7 else 0
@@ -233,6 +238,32 @@ class CopyTests(BackendCase):
             got, want = self.strided(device, function, *sides, [length], run_nbytes, 0)
             assert are_same(got, want), f"{function}, {length} runs of {run_nbytes}, {sides}"
             device.close()
+
+    @pytest.mark.parametrize("bits", [22, 31])
+    def test_strides_are_not_cut(self, device: DeviceUnderTest, bits: int) -> None:
+        """Two runs that are as far apart as `max_nbytes` or `huge_nbytes` allows, both ways."""
+        self.need(device.backend, SupportsStridedCopy)
+        far, nbytes = Region((2,), ((1 << bits) + 512,), 256), 512
+        if far.extent + nbytes > (most := max(self.max_nbytes, self.huge_nbytes)):
+            pytest.skip(f"no test allocates more than {most} bytes (huge_nbytes)")
+        near = Region((2,), (256,), 256)
+        data, small = device.allocate(far.extent), device.allocate(nbytes)
+        there, here = device.span(data, 0, far.extent), device.span(small, 0, nbytes)
+        content, ends = random_bytes(nbytes), (0, far.strides[0])
+        host = memoryview(bytearray(content))
+        for source in (host, here):
+            device.write(small, 0, content)
+            device.write(data, 0, bytes(1024))
+            device.write(data, ends[1], bytes(256))
+            device.copy(there, source, far, near)
+            assert b"".join(device.read(data, at, 256) for at in ends) == content, "to far runs"
+        for into in (host, here):
+            host[:] = bytes(nbytes)
+            device.write(small, 0, bytes(nbytes))
+            device.copy(into, there, near, far)
+            device.synchronize()
+            got = host if into is host else device.read(small, 0, nbytes)
+            assert got == content, "from far runs"
 
     def strided(
         self,

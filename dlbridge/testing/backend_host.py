@@ -113,6 +113,22 @@ class HostTests(BackendCase):
         device.release_host_view(second)
         assert device.read(data, 0, 5000) == content
 
+    @pytest.mark.parametrize("first_is", ["read-only", "writable"])
+    def test_two_host_views_are_one_memory(self, device: DeviceUnderTest, first_is: str) -> None:
+        """What is written through one view is what the other one shows, and what stays."""
+        data = self.viewable(device, random_bytes(5000))
+        span, writable = device.span(data, 0, 5000), first_is == "writable"
+        first, second = (
+            device.host_view(span, writable=is_so) for is_so in (writable, not writable)
+        )
+        to, other = (first, second) if writable else (second, first)
+        ctypes.memmove(to, new := random_bytes(5000, seed=1), 5000)
+        assert are_same(ctypes.string_at(other, 5000), new), "each view has bytes of its own"
+        device.release_host_view(first)
+        assert are_same(ctypes.string_at(second, 5000), new)
+        device.release_host_view(second)
+        assert device.holds(data, new), "the end of a view has changed what another has written"
+
     @pytest.mark.parametrize("nbytes", [2 * mmap.PAGESIZE, 1000, 1])
     @pytest.mark.parametrize("misaligned", [0, 64, 1])
     def test_host_import(
@@ -262,6 +278,27 @@ class HostTests(BackendCase):
         device.free(data)
         device.synchronize()
         assert are_same(bytes(pages), before)
+
+    def test_read_only_import_is_the_hosts_memory(
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """Its owner may write to it: the device reads what is there now, and so does a host view.
+
+        A view that ends changes nothing.
+        """
+        address, pages = host_pages
+        data, offset = self.imported(device, address, readonly=True)
+        for turn in range(3):
+            pages[:] = now = random_bytes(PAGES, turn)
+            assert device.holds(data, now, offset), "the import is a copy of the host's memory"
+        if device.can_view(data):
+            viewed = device.host_view(device.span(data, offset, PAGES))
+            pages[:] = now = random_bytes(PAGES, seed=3)
+            assert are_same(ctypes.string_at(viewed, PAGES), now), "the host view is a copy"
+            device.release_host_view(viewed)
+        device.synchronize()
+        assert are_same(bytes(pages), now)
+        assert device.holds(data, now, offset)
 
     @pytest.mark.skipif(sys.platform == "win32", reason="mmap has no prot there")
     def test_host_import_of_read_only_memory(self, device: DeviceUnderTest) -> None:

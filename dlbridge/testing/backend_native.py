@@ -31,6 +31,7 @@ LAYOUTS: dict[str, tuple[Any, ...]] = {
     "rows": (0, (3, 2), (24, 4)),
     "columns": (0, (3, 2), (32, 8)),
     "transposed": (0, (3, 4), (4, 12)),
+    "transposed square": (0, (3, 3), (4, 12)),
     "offset and strides": (20, (2, 3), (40, 8)),
     "backwards": (20, (2, 3), (-12, -4)),
     "rows backwards": (24, (3, 3), (-12, 4)),
@@ -38,6 +39,9 @@ LAYOUTS: dict[str, tuple[Any, ...]] = {
     "repeated rows": (0, (3, 4), (0, 4)),
     "repeated columns": (4, (3, 4), (4, 0)),
     "one element": (36, (), ()),
+    "one row": (0, (1, 3), None),
+    "one column": (12, (3, 1), None),
+    "one row of columns": (0, (1, 3, 1), (24, 8, 4)),
     "read-only": (0, (2, 3), None, True),
 }
 """Offset (bytes), shape, strides (bytes) of arrays, and whether they are read-only: what a native
@@ -137,6 +141,20 @@ class NativeTests(PublicCase, needs=SupportsNative):
         first = content[array.offset : array.offset + ITEMSIZE]
         assert device.read(again.data, again.offset, ITEMSIZE) == first
 
+    def test_native_objects_over_one_memory(self, device: DeviceUnderTest) -> None:
+        """Each of them is over its own part of it, in its own way, while the others are there."""
+        backend = device.backend
+        whole, _ = self.described(device, *LAYOUTS["whole"])
+        made = []
+        for layout in ("whole", "one column", "rows", "transposed", "one element"):
+            offset, shape, strides = LAYOUTS[layout]
+            array = whole._replace(offset=offset, shape=shape, strides=strides)
+            native = unless_refused(partial(backend.to_native, array))
+            if native is not None:
+                made.append((array, native))
+        for array, native in made:
+            self.same(backend, backend.from_native(native), array)
+
     def test_native_of_nothing(self, device: DeviceUnderTest) -> None:
         """An array without elements keeps its shape, or is refused."""
         backend = device.backend
@@ -150,21 +168,27 @@ class NativeTests(PublicCase, needs=SupportsNative):
             assert (again.device_id, again.dtype) == (device.device_id, "float32")
             assert tuple(again.shape) == shape
 
-    def test_native_keeps_its_owner(self, device: DeviceUnderTest) -> None:
-        """The memory lives as long as the native object, or a description of it, and no longer."""
+    @pytest.mark.parametrize("layout", ["whole", "offset", "columns"])
+    def test_native_keeps_its_owner(self, device: DeviceUnderTest, layout: str) -> None:
+        """The memory lives as long as the native object, or a description of it, and no longer.
+
+        This holds for an object over a part of the memory as well.
+        """
         backend = device.backend
-        array, content = self.described(device, 0, (10,), None)
-        owner = weakref.ref(array.owner)
-        native = backend.to_native(array)
+        array, content = self.described(device, *LAYOUTS[layout])
+        owner, content = weakref.ref(array.owner), content[array.offset :][:ITEMSIZE]
+        native = unless_refused(partial(backend.to_native, array))
+        if native is None:
+            pytest.skip("the ecosystem has no arrays over a part of memory")
         del array
         gc.collect()
         assert owner() is not None, "to_native does not keep array.owner alive"
         again = backend.from_native(native)
-        assert device.read(again.data, again.offset, 40) == content[:40]
+        assert device.read(again.data, again.offset, ITEMSIZE) == content
         del native
         gc.collect()
         assert owner() is not None, "the owner that from_native returns does not keep the memory"
-        assert device.read(again.data, again.offset, 40) == content[:40]
+        assert device.read(again.data, again.offset, ITEMSIZE) == content
         del again
         device.synchronize()
         gc.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from .backend_base import (
     BackendCase,
     DeviceUnderTest,
     are_same,
+    catch,
     check_live,
     drawn,
     end_quietly,
@@ -362,6 +364,18 @@ class OrderTests(BackendCase):
             data = mine.filled(b"and on")
             assert mine.read(data, 0, 6) == b"and on"
 
+    def test_failed_work_is_said_after_a_wait(self, device: DeviceUnderTest) -> None:
+        """A stream that waits for the failed work does not take its error away."""
+        first, second = self.streams(device)
+        if first is second:
+            pytest.skip("there is one stream (make_stream)")
+        self.failing(first)
+        device.backend.wait(device.device_id, second.stream, first.stream)
+        with suppress(DeviceError):
+            second.synchronize()
+        with pytest.raises(DeviceError, match="earlier"):
+            first.synchronize()
+
     def test_failed_work_is_of_its_stream(self, device: DeviceUnderTest) -> None:
         """No call for another stream raises its error."""
         first, second = self.streams(device)
@@ -373,6 +387,30 @@ class OrderTests(BackendCase):
         assert second.read(data, 0, 100) == b"w" * 100
         with pytest.raises(DeviceError, match="earlier"):
             first.synchronize()
+
+    def test_a_stream_is_the_same_in_each_thread(self, device: DeviceUnderTest) -> None:
+        """What one thread has queued is waited for in another, also on the default stream."""
+        self.need(device.backend, SupportsStreams)
+        for mine in self.each_stream(device):
+            content = random_bytes(4096, seed=3)
+            failures: list[BaseException] = []
+            queued: list[object] = []
+            data = mine.filled(bytes(4096))
+            work = partial(self.queue_there, mine, data, memoryview(content), queued)
+            thread = threading.Thread(target=catch, args=(failures, work), daemon=True)
+            thread.start()
+            thread.join(self.patience)
+            assert not failures, failures
+            assert mine.holds(data, content), (
+                f"stream {mine.stream:#x} of one thread is another stream in another thread"
+            )
+
+    def queue_there(
+        self, device: DeviceUnderTest, data: int, content: memoryview, queued: list[object]
+    ) -> None:
+        """Queue an upload behind work that takes its time."""
+        queued.append(self.busy(device))
+        device.upload(data, 0, content)
 
     def test_wait_on_itself_is_nothing(self, device: DeviceUnderTest) -> None:
         """A stream that waits for itself does not deadlock."""

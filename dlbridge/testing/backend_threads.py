@@ -36,6 +36,7 @@ from .backend_base import (
     live_allocations,
     random_bytes,
 )
+from .backend_members import each_member
 from .backend_moves import PublicCase, numbers, on_host
 from .backend_process import is_silent
 
@@ -232,6 +233,11 @@ def run_in_threads(work: Callable[[int], str | None]) -> None:
     assert (failures - {broken} or failures) == set()
 
 
+def note(got: list[object], call: Callable[[], object]) -> None:
+    """Keep what *call* returns."""
+    got.append(call())
+
+
 class ThreadTests(PublicCase):
     """Every member may be called from any thread, and from a finalizer."""
 
@@ -258,6 +264,21 @@ class ThreadTests(PublicCase):
             return None
 
         run_in_threads(work)
+
+    def test_each_member_in_another_thread(
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """A thread that has not used the device before gets what this one gets."""
+        for name, call in each_member(device, *host_pages).items():
+            got: list[object] = [call()]
+            failures: list[BaseException] = []
+            given = failures, partial(note, got, call)
+            thread = threading.Thread(target=catch, args=given, daemon=True)
+            thread.start()
+            thread.join(self.patience)
+            assert not thread.is_alive(), f"{name} does not return in another thread"
+            assert not failures, f"{name} fails in another thread: {failures[0]!r}"
+            assert are_same(*got), f"{name} gives something else in another thread"
 
     def test_neighbouring_bytes(self, backend: Any, device: DeviceUnderTest) -> None:
         """Each thread writes one byte of the same few, and reads no other value there.

@@ -53,7 +53,7 @@ class Memory:
         self.table: dict[int, ref[FakeMemory]] = {}
         # Not addresses: a program that reads at such an address crashes at once.
         # From a random number on: other backends of kDLExtDev use handles, too.
-        first = 0x5AFE_0000_0000_0001 + (random.getrandbits(32) << 8)
+        first = 0x5AFE_0000_0000_0001 + (random.SystemRandom().getrandbits(32) << 8)
         self.handles = itertools.count(first, 2)
         self.lost_before: dict[int, int] = {}  # device_id -> the first handle that is not lost
         self.lost: dict[int, bool] = {}  # device_id -> whether the loss has been reported

@@ -10,21 +10,27 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import itertools
+import logging
 import mmap
 import os
+import random
+import signal
 import sys
 import threading
 import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 from dlbridge_fake import Array, Fake, Stream, shared
 from dlbridge_fake.memory import FakeMemory
 from dlbridge_fake.stream import by_handle
 
+import dlbridge
 from dlbridge.core.plugins.cpu import CPU
 from dlbridge.errors import (
     BackendUnavailable,
@@ -35,7 +41,7 @@ from dlbridge.errors import (
 )
 from dlbridge.kit.limits import pool_limit
 from dlbridge.kit.resources import recall
-from dlbridge.protocol import PlainAllocation, Span
+from dlbridge.protocol import PlainAllocation, Region, Span
 from tests.support.exporting_backend import Exporting as FilesOfTheSystem
 
 IN_CHILD = "DLBRIDGE_TEST_CHILD" in os.environ
@@ -617,6 +623,31 @@ def chunks_of_copies_overlap(fake, real, target, source, stream):
         nbytes = min(CHUNK, target.nbytes - start)
         to = target._replace(offset=target.offset + start - (number > 0), nbytes=nbytes)
         real(to, source._replace(offset=source.offset + start, nbytes=nbytes), stream)
+
+
+def without_rows(region):
+    """The region where a dimension of one row is dropped, and its stride is not."""
+    shape, strides, run_nbytes = region
+    if len(shape) == 2 and shape[0] == 1:
+        return Region((shape[1],), strides[:1], run_nbytes)
+    return region
+
+
+@breaks("copy_strided_to_host", "test_strided_copies")
+def one_row_has_its_own_stride(fake, real, source, source_region, into, into_region, stream):
+    """One row is copied with the stride of the rows."""
+    real(source, without_rows(source_region), into, without_rows(into_region), stream)
+
+
+@breaks("copy_strided", "test_strides_are_not_cut")
+def strides_of_31_bits(fake, real, target, target_region, source, source_region, stream):
+    """A stride is an int."""
+    cut_ones = (
+        each._replace(strides=tuple(stride & (1 << 31) - 1 for stride in each.strides))
+        for each in (target_region, source_region)
+    )
+    to, at = cut_ones
+    real(target, to, source, at, stream)
 
 
 # Over memory that the host has, too: it goes piece by piece, and each piece overwrites the next.
@@ -1237,6 +1268,33 @@ def cycles_hold_memory(fake, real, *given):
     return made
 
 
+@breaks("import_host", "test_refusals_keep_nothing", base=Shared)
+def refused_imports_are_kept(fake, real, device_id, address, nbytes, readonly, stream):
+    """The error of a refused import stays, with the frames of those who asked."""
+    try:
+        return real(device_id, address, nbytes, readonly, stream)
+    except ExchangeError as exc:
+        vars(fake).setdefault("errors", []).append(exc)
+        raise
+
+
+@breaks("from_native", "test_refusals_keep_nothing")
+def strangers_are_remembered(fake, real, obj):
+    """What was found for an object is noted, also that it is no native one."""
+    asked = vars(fake).setdefault("asked", {})
+    asked[id(obj)] = obj, real(obj)
+    return asked[id(obj)][1]
+
+
+@breaks("to_native", "test_refusals_keep_nothing")
+def refused_objects_are_kept(fake, real, array):
+    """An array that cannot be given stays in a table of requests."""
+    if array.readonly:
+        vars(fake).setdefault("refused", []).append(array)
+        raise ExchangeError("the ecosystem has no arrays that are read-only")
+    return real(array)
+
+
 # Threads
 
 
@@ -1462,6 +1520,27 @@ class InterruptedAllocationsAreLost(Ends):
     def device_info(self, device_id):
         used = sum(self.given.copy().values())
         return {**super().device_info(device_id), "memory_used": used}
+
+
+def of_the_first_thread(name, member):
+    """A fault: what one member needs is there in the thread that has opened the driver alone."""
+
+    def instead(fake, real, *given):
+        if threading.current_thread() is not threading.main_thread():
+            raise DeviceError(f"{member}: the thread has no context")
+        return real(*given)
+
+    instead.__name__, instead.__doc__ = name, f"{member} fails in other threads than the first."
+    base = Shared if member in ("host_view", "import_host") else Sound
+    breaks(member, "test_each_member_in_another_thread", base)(instead)
+
+
+of_the_first_thread("regions_in_the_first_thread", "copy_strided")
+of_the_first_thread("region_uploads_in_the_first_thread", "copy_strided_from_host")
+of_the_first_thread("views_in_the_first_thread", "host_view")
+of_the_first_thread("imports_in_the_first_thread", "import_host")
+of_the_first_thread("native_in_the_first_thread", "to_native")
+of_the_first_thread("information_in_the_first_thread", "device_info")
 
 
 # Streams
@@ -1759,6 +1838,22 @@ def ends_of_imports_do_not_wait_for_a_stream_that_is_gone(fake, real, device_id,
         real(device_id, handle)
 
 
+@found_by("test_a_stream_is_the_same_in_each_thread")
+class DefaultStreamOfEachThread(Late):
+    """The driver has a default stream for each thread."""
+
+    @property
+    def default_streams(self):
+        own = vars(self).setdefault("own", threading.local())
+        if not hasattr(own, "streams"):
+            own.streams = [Stream(0), Stream(1)]
+        return own.streams
+
+    @default_streams.setter
+    def default_streams(self, streams):
+        pass
+
+
 # Errors of queued work
 
 
@@ -1851,6 +1946,14 @@ def slabs_of_small_memory_at_once(fake, real, memory):
 def slabs_behind_no_ended_stream(fake, real, memory):
     """Memory whose stream is not there any more is used again at once."""
     return memory.stream if not memory.stream or memory.stream in by_handle else None
+
+
+@breaks("wait", "test_failed_work_is_said_after_a_wait", base=Late)
+def waits_take_errors_away(fake, real, device_id, stream, on):
+    """Whoever waits for failed work clears its error."""
+    real(device_id, stream, on)
+    queue = fake.stream(device_id, on)
+    queue.enqueue(queue._errors.clear)
 
 
 # Native objects and foreign handles
@@ -1996,6 +2099,41 @@ def imports_other_handles(fake, real, device_id, data, module):
     """A handle is taken for that of other memory."""
     fake.other = fake.allocate(device_id, 1000, 1, 0)
     return device_id, fake.other.data
+
+
+@breaks("from_native", "test_native_keeps_its_owner")
+def parts_do_not_keep_the_whole(fake, real, obj):
+    """What an object over a part of memory describes has no owner."""
+    found = real(obj)
+    return found._replace(owner=None) if found and found.offset else found
+
+
+@breaks("to_native", "test_native_layouts")
+def native_shape_is_squeezed(fake, real, array):
+    """Dimensions of one element are dropped."""
+    steps = array.strides or np.empty(array.shape, dlbridge.dtype(array.dtype).name).strides
+    kept = [pair for pair in zip(array.shape, steps, strict=True) if pair[0] != 1]
+    if len(kept) == len(array.shape):
+        return real(array)
+    shape, strides = zip(*kept, strict=True) if kept else ((), ())
+    return real(array._replace(shape=shape, strides=strides))
+
+
+@breaks("to_native", "test_native_layouts")
+def squares_are_in_c_order(fake, real, array):
+    """What is in Fortran order is given in C order, and its shape shows nothing of it."""
+    steps = array.strides
+    if steps and len(steps) == 2 and array.shape[0] == array.shape[1] and 0 < steps[0] < steps[1]:
+        array = array._replace(strides=steps[::-1])
+    return real(array)
+
+
+@breaks("to_native", "test_native_objects_over_one_memory")
+def one_object_for_a_memory(fake, real, array):
+    """The object that is there for a memory is given again, whatever part is asked for."""
+    known = vars(fake).setdefault("objects", WeakValueDictionary())
+    made = real(array)
+    return known.setdefault(array.data, made) if array.data else made
 
 
 # Memory that host and device share
@@ -2153,6 +2291,44 @@ def one_handle_for_an_address(fake, real, device_id, address, nbytes, readonly, 
     made = real(device_id, address, nbytes, readonly, stream)
     known[address] = made.data
     return made
+
+
+@breaks("import_host", "test_read_only_import_is_the_hosts_memory", base=Shared)
+def read_only_imports_are_copies(fake, real, device_id, address, nbytes, readonly, stream):
+    """What is imported to be read only is copied once."""
+    made = real(device_id, address, nbytes, readonly, stream)
+    if readonly:
+        made.resource.memory.content = memoryview(ctypes.string_at(address, nbytes))
+    return made
+
+
+@breaks("host_view", "test_read_only_import_is_the_hosts_memory", base=Shared)
+def views_of_read_only_memory_are_copies(fake, real, span, writable, stream):
+    """A view of read-only memory has the bytes of its beginning."""
+    if not fake.bytes_of(span).readonly:
+        return real(span, writable, stream)
+    return view_of(fake, span, stream)
+
+
+class _WritesBack(PlainAllocation):
+    def __del__(self):
+        into, had = self.owner
+        into[:] = had
+
+
+@breaks("host_view", "test_two_host_views_are_one_memory", base=Shared)
+def read_only_views_are_written_back(fake, real, span, writable, stream):
+    """The end of a view writes the bytes of its beginning, also where it was to be read only."""
+    view, content = real(span, writable, stream), fake.bytes_of(span)
+    if writable or content.readonly:
+        return view
+    return _WritesBack(view.data, span.nbytes, stream, owner=(content, bytes(content)))
+
+
+@breaks("host_view", "test_two_host_views_are_one_memory", base=Shared)
+def read_only_views_are_snapshots(fake, real, span, writable, stream):
+    """A view that is not written to is a copy."""
+    return real(span, writable, stream) if writable else view_of(fake, span, stream)
 
 
 # Memory made with its content, kept memory, memory for other processes
@@ -2520,6 +2696,85 @@ class ForkedChildHangs(Ends):
     def at_end(self, memory):
         while os.getpid() != PROCESS:
             time.sleep(1)
+
+
+@breaks("copy_to_host", "test_the_process_stays_as_it_is")
+def collector_stays_off(fake, real, source, into, stream):
+    """The garbage collector is off during a copy, and afterwards."""
+    gc.disable()
+    real(source, into, stream)
+
+
+@breaks("fill", "test_the_process_stays_as_it_is")
+def random_numbers_begin_again(fake, real, target, value, stream):
+    """Python's random numbers are seeded."""
+    random.seed(0)
+    real(target, value, stream)
+
+
+@breaks("copy_strided", "test_the_process_stays_as_it_is")
+def warnings_of_numpy_are_off(fake, real, target, target_region, source, source_region, stream):
+    """numpy's warnings are turned off, and never on again."""
+    np.seterr(all="ignore")
+    real(target, target_region, source, source_region, stream)
+
+
+@found_by("test_the_process_is_as_before")
+class DriverTakesCtrlC(Sound):
+    """The driver's library ends the process at Ctrl-C."""
+
+    def __init__(self):
+        super().__init__()
+        if IN_CHILD:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@found_by("test_the_process_is_as_before")
+class DriverConfiguresLogging(Sound):
+    """Opening the driver configures Python's logging, as a program does."""
+
+    def __init__(self):
+        super().__init__()
+        if IN_CHILD:
+            logging.basicConfig(level=logging.DEBUG)
+
+
+@found_by("test_the_process_is_as_before")
+class DriverPrints(Sound):
+    """Opening the driver prints what was found."""
+
+    def __init__(self):
+        super().__init__()
+        if IN_CHILD:
+            print("found 2 devices")
+
+
+@breaks("copy_to_host", "test_interrupts_reach_the_caller")
+def downloads_ignore_ctrl_c(fake, real, source, into, stream):
+    """A download that is interrupted begins again, and nobody hears of it."""
+    while True:
+        try:
+            return real(source, into, stream)
+        except KeyboardInterrupt:
+            pass
+
+
+@breaks("copy_strided_to_host", "test_interrupts_reach_the_caller")
+def regions_ignore_every_error(fake, real, source, source_region, into, into_region, stream):
+    """Whatever a strided download raises counts as done."""
+    with suppress(BaseException):
+        real(source, source_region, into, into_region, stream)
+
+
+@found_by("test_exit")
+class ExitPrints(Sound):
+    """At exit it says what is alive."""
+
+    def __init__(self):
+        super().__init__()
+        if IN_CHILD:
+            told = self.table
+            atexit.register(lambda: os.write(2, b"leaked\n" * len(told)))
 
 
 # One expression each

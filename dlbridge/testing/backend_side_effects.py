@@ -1,0 +1,208 @@
+"""What a backend must leave as it is: the process, and the exceptions of signal handlers."""
+
+from __future__ import annotations
+
+import gc
+import locale
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+
+from .backend_base import OPERATIONS, PAGES, RUNS, DeviceUnderTest, random_bytes
+from .backend_members import each_member
+from .backend_moves import PublicCase, numbers, on_host
+from .backend_process import ends_well
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable
+
+SIGNALS = 40
+"""How often each call is cut off."""
+
+OPENED = """
+import signal
+from dlbridge.testing.backend_side_effects import state, use, what_differs
+
+before = state()
+print("used:", end="")
+backend = load()
+use(backend, f"{name}:{device_id}")
+print(flush=True)
+differs = what_differs(before, state())
+if differs:
+    sys.exit(f"the process is not as it was before the device was used: {differs}")
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("the end")
+else:
+    sys.exit("Ctrl-C raises no KeyboardInterrupt any more")
+"""
+"""A process that opens the device and uses it."""
+
+INTERRUPTED = """
+import faulthandler
+from dlbridge.testing.backend_base import DeviceUnderTest
+from dlbridge.testing.backend_side_effects import not_cut_off
+
+faulthandler.dump_traceback_later(patience * 3 / 4, exit=True)
+found = not_cut_off(DeviceUnderTest(load(), device_id), f"{name}:{device_id}")
+if found:
+    sys.exit(f"a KeyboardInterrupt does not leave: {found}")
+"""
+"""A process in which a signal handler raises KeyboardInterrupt in the middle of calls."""
+
+
+def state() -> dict[str, object]:
+    """What belongs to the whole process, and what a library could change by mistake."""
+    root, tiny = logging.getLogger(), np.array([1e-40], "f4")
+    numpy_random: Any = np.random.get_state()
+    found: dict[str, object] = {
+        "the garbage collector": (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
+        "the working directory": Path.cwd(),
+        "random numbers": random.getstate(),
+        "random numbers of numpy": (numpy_random[1].tobytes(), numpy_random[2:]),
+        "numpy.seterr": np.geterr(),
+        "numpy.set_printoptions": np.get_printoptions(),
+        "hooks": (sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook),
+        "sys.stdin, stdout and stderr": (sys.stdin, sys.stdout, sys.stderr),
+        "limits of the interpreter": (sys.getrecursionlimit(), sys.getswitchinterval()),
+        "sys.settrace and setprofile": (sys.gettrace(), sys.getprofile()),
+        "the locale": locale.setlocale(locale.LC_ALL),
+        "the root logger": (root.level, root.disabled, root.handlers[:], root.manager.disable),
+        "numbers below the smallest normal one": (tiny * np.float32(0.5)).tobytes(),
+        "signal handlers": {each: signal.getsignal(each) for each in signal.valid_signals()},
+    }
+    if hasattr(os, "sched_getaffinity"):
+        found["the CPUs that the thread may use"] = os.sched_getaffinity(0)
+    return found
+
+
+def what_differs(before: dict[str, object], after: dict[str, object]) -> list[str]:
+    """The names of what has changed."""
+    return [name for name in before if before[name] != after[name]]
+
+
+def use(backend: Any, where: str) -> None:
+    """Move a tensor to the device, use it there and bring it back, by the public functions."""
+    array = numbers((6, 7))
+    tensor = dlbridge.to_device(array, where, copy=True)
+    assert np.array_equal(on_host(tensor[::2, 1:]), array[::2, 1:])
+    dlbridge.copy_(dlbridge.zeros((7, 6), "float32", where).T, tensor)
+    dlbridge.copy_(tensor[1::2], array[1::2])
+    getattr(backend, "trim", lambda device_id: None)(tensor.device.index)
+
+
+def _calls(device: DeviceUnderTest, where: str) -> dict[str, Callable[[], object]]:
+    """What a program may be in the middle of when Ctrl-C is pressed."""
+    content = random_bytes(PAGES)
+    source, target = device.filled(content), device.allocate(PAGES)
+    spans = device.span(target, 0, PAGES), device.span(source, 0, PAGES)
+    host = memoryview(bytearray(PAGES))
+
+    def operate(name: str) -> None:
+        device.run(name, *spans, host, RUNS)
+        device.synchronize()
+
+    calls: dict[str, Callable[[], object]] = {
+        name: partial(operate, name)
+        for name, needs in OPERATIONS.items()
+        if isinstance(device.backend, needs)
+    }
+    calls["the use of tensors"] = partial(use, device.backend, where)
+    if device.can_view(source):
+        given = spans[1], True, device.stream
+        calls["host_view"] = lambda: device.backend.host_view(*given)
+    return calls
+
+
+def not_cut_off(device: DeviceUnderTest, where: str) -> list[str]:
+    """The calls that go on, or raise something else, where a handler raises KeyboardInterrupt.
+
+    Each is cut off `SIGNALS` times, at points that chance decides. What leaves a finalizer counts:
+    Python hands it to `sys.unraisablehook`.
+    """
+    came: list[object] = []
+    told: list[object] = []
+
+    def interrupt(*_: object) -> None:
+        came.append(None)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, interrupt)
+    sys.unraisablehook = told.append
+    chance, found = random.Random(1), []
+    for name, call in _calls(device, where).items():
+        call()
+        begun = time.perf_counter()
+        call()
+        took, cut = time.perf_counter() - begun, 0
+        for _ in range(50 * SIGNALS):
+            came.clear()
+            told.clear()
+            raised: BaseException | None = None
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, took))
+                    call()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except BaseException as exc:
+                raised = exc
+            cut += len(came)
+            if came and not told and not isinstance(raised, KeyboardInterrupt):
+                found.append(f"{name} ({'no exception' if raised is None else repr(raised)})")
+                break
+            if cut >= SIGNALS:
+                break
+    return found
+
+
+class SideEffectTests(PublicCase):
+    """The process belongs to its user, and so do the signals that it gets."""
+
+    def test_the_process_stays_as_it_is(
+        self,
+        backend: Any,
+        device: DeviceUnderTest,
+        where: str,
+        host_pages: tuple[int, mmap.mmap],
+    ) -> None:
+        """No member changes what the whole process has, such as the garbage collector."""
+        calls = each_member(device, *host_pages)
+        calls["the use of tensors"] = partial(use, backend, where)
+        for name, call in calls.items():
+            before = {**state(), "the environment": dict(os.environ)}
+            try:
+                call()
+                differs = what_differs(before, {**state(), "the environment": dict(os.environ)})
+            finally:
+                gc.enable()
+            assert not differs, f"{name} has changed {', '.join(differs)}"
+
+    def test_the_process_is_as_before(self, backend: Any) -> None:
+        """Nor does the driver's library, when it is opened; it prints nothing, and Ctrl-C works."""
+        done = self.in_new_process(OPENED)
+        gone = "Ctrl-C ends the process: a library has replaced Python's handler of SIGINT"
+        ends_well(done, gone if done.returncode == -signal.SIGINT else "")
+        assert done.stdout.split("\n") == ["used:", "the end", ""], (
+            "the backend or its driver prints to sys.stdout, where programs have their results"
+        )
+
+    @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timers")
+    def test_interrupts_reach_the_caller(self, backend: Any) -> None:
+        """A KeyboardInterrupt that comes in the middle of a call leaves it, as it is."""
+        ends_well(self.in_new_process(INTERRUPTED))
