@@ -273,7 +273,8 @@ class Move:
             moved, ran = run(*what)
         else:
             on = nullcontext() if stream is None else use_stream(self.target, stream)
-            with on, reporter(progress, cost_of(self.choice, self.operand)) as report:
+            nbytes = self.operand.nbytes if cost_of(self.choice, self.operand) else 0
+            with on, reporter(progress, nbytes) as report:
                 moved, ran = run(*what, report)
         changed, self.choice = ran is not self.choice, ran
         result, conversion = moved, self.conversion

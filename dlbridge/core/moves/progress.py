@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dlbridge.core.public import for_guests
 from dlbridge.core.values.text import bytes_text
@@ -26,25 +26,32 @@ SHOWN_FROM = 256 << 20
 def reporter(progress: ProgressLike, nbytes: int) -> Iterator[Progress | None]:
     """The function that a copy of *nbytes* calls with ``(done, total)`` bytes, or None.
 
-    True shows a bar on a terminal and in a notebook if the copy is long.
+    True shows a bar on a terminal and in a notebook if the copy is long. A copy that has said
+    nothing, as a device has done all of it at once, is done when the block ends.
     """
+    report, place, told = cast("Any", None), None, 0
     if callable(progress):
-        yield progress
-    elif progress is None or progress is False:
-        yield None
-    elif progress is not True:
+        report = progress
+    elif progress is True and nbytes >= SHOWN_FROM and _somebody_looks():
+        place = _output()
+        report = partial(_show, time.perf_counter(), place)
+    elif not isinstance(progress, bool | None):
         raise TypeError(
             f"progress must be True, False or a callable (done, total), not {progress!r}"
         )
-    elif nbytes < SHOWN_FROM or not _somebody_looks():
-        yield None
-    else:
-        place = _output()
-        try:
-            yield partial(_show, time.perf_counter(), place)
-        finally:
-            if place is None:
-                sys.stderr.write("\n")
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        told = done
+        report(done, total)
+
+    try:
+        yield report and tell
+        if report and told < nbytes:
+            report(nbytes, nbytes)
+    finally:
+        if report and report is not progress and place is None:
+            sys.stderr.write("\n")
 
 
 def _somebody_looks() -> bool:

@@ -294,7 +294,8 @@ def run(
     steps = choice[0]
     for step in steps:
         try:
-            tensor = step.run(tensor, operand, step.to or target, progress)
+            report = progress if step is steps[-1] else None  # what is packed first is not counted
+            tensor = step.run(tensor, operand, step.to or target, report)
         except Error as exc:
             if not step.is_import or copy is False:
                 raise

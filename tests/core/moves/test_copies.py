@@ -167,6 +167,51 @@ def test_progress(route, large, backend):
     del moved
 
 
+def here_and_there():
+    """An array of the host, a tensor of each device, and room for one in each place."""
+    array = np.arange(60, dtype="float32").reshape(6, 10)
+    there = [bridge.to_device(array, f"ext_dev:{index}", copy=True) for index in (0, 1)]
+    return array, np.zeros_like(array), *there
+
+
+PROGRESS = {
+    "the host": lambda h, into, d, o, p: bridge.copy_(into, h, progress=p),
+    "strided, the host": lambda h, into, d, o, p: bridge.copy_(into[:, ::2], h[:, ::2], progress=p),
+    "up": lambda h, into, d, o, p: bridge.copy_(d, h, progress=p),
+    "strided up": lambda h, into, d, o, p: bridge.copy_(d[:, ::2], h[:, ::2], progress=p),
+    "packed, then up": lambda h, into, d, o, p: bridge.copy_(d.T, h.T, progress=p),
+    "down": lambda h, into, d, o, p: bridge.copy_(into, d, progress=p),
+    "strided down": lambda h, into, d, o, p: bridge.copy_(into[:, ::2], d[:, ::2], progress=p),
+    "inside": lambda h, into, d, o, p: bridge.copy_(d[:3], d[3:], progress=p),
+    "strided inside": lambda h, into, d, o, p: bridge.copy_(d[:3, ::2], d[3:, 1::2], progress=p),
+    "overlapping": lambda h, into, d, o, p: bridge.copy_(d[1:], d[:-1], progress=p),
+    "between devices": lambda h, into, d, o, p: bridge.copy_(o, d, progress=p),
+    "new, up": lambda h, into, d, o, p: bridge.to_device(h, d.device, copy=True, progress=p),
+    "new, strided up": lambda h, into, d, o, p: bridge.to_device(h[:, ::2], d.device, progress=p),
+    "new, transposed up": lambda h, into, d, o, p: bridge.to_device(h.T, d.device, progress=p),
+    "new, down": lambda h, into, d, o, p: bridge.to_device(d, "cpu", copy=True, progress=p),
+    "new, strided down": lambda h, into, d, o, p: bridge.to_device(d[:, ::2], "cpu", progress=p),
+    "new, inside": lambda h, into, d, o, p: bridge.to_device(d, d.device, copy=True, progress=p),
+    "new, between": lambda h, into, d, o, p: bridge.to_device(d, o.device, copy=True, progress=p),
+}
+
+
+@pytest.mark.parametrize("kind", PROGRESS)
+def test_each_kind_of_copy_says_once_that_it_is_done(kind):
+    seen = []
+    PROGRESS[kind](*here_and_there(), lambda *now: seen.append(now))
+    (total,) = {total for _, total in seen}
+    assert [done for done, _ in seen] == [total]
+
+
+def test_progress_of_no_copy_is_none():
+    seen = []
+    array = np.ones(5)
+    bridge.to_device(array, "cpu", copy=None, progress=lambda *now: seen.append(now))
+    bridge.copy_(array[:0], array[:0], progress=lambda *now: seen.append(now))
+    assert seen == []
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("route", [("cpu", f"{NAME}:0"), (f"{NAME}:0", "cpu")], ids=str)
 def test_progress_that_raises(route, error, large, backend):
