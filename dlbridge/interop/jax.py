@@ -156,15 +156,21 @@ def _check(tensor: Tensor, device: Device) -> None:
         )
 
 
-def _look(x: Any) -> tuple[str, int, str, tuple[int, ...], int]:
+def _look(x: Any) -> tuple[object, object, tuple[int, ...], int]:
     places = x.devices()
-    if len(places) != 1:
-        return f"{len(places)} devices", 0, x.dtype.name, x.shape, x.nbytes
-    (place,) = places
-    on_host = place.platform == "cpu"
-    address = x.unsafe_buffer_pointer() if on_host else 0  # elsewhere it would wait for the work
-    device = "cpu" if on_host else f"{place.platform}:{place.id}"
-    return device, address, x.dtype.name, x.shape, x.nbytes
+    (place,) = places if len(places) == 1 else (None,)
+    if place is None:
+        device = f"{len(places)} devices"
+    else:
+        device = "cpu" if place.platform == "cpu" else f"{place.platform}:{place.id}"
+    return device, x.dtype, x.shape, x.nbytes
+
+
+def _address(x: Any) -> int:
+    # Elsewhere it would wait for the work.
+    on_host = {place.platform for place in x.devices()} == {"cpu"}
+    address: int = x.unsafe_buffer_pointer() if on_host else 0
+    return address
 
 
 # jax never writes into memory that it was given, donated or not.
@@ -194,5 +200,5 @@ LIBRARY = Library(
         *exchanges("list", "jax._src.array:ArrayImpl.tolist", "copied"),
         *exchanges("number", "jax._src.array:ArrayImpl.item", "copied"),
     ),
-    look=_look,
+    look=(_look, _address),
 )

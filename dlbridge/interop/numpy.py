@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dlbridge import Tensor
@@ -36,13 +35,9 @@ def _itself(x: Any) -> Any:
     return x
 
 
-def _look(x: Any) -> tuple[str, int, str, tuple[int, ...], int]:
-    dtype = x.dtype
-    return "cpu", address_of(x), _text_of(dtype), x.shape, x.nbytes
+def _look(x: Any) -> tuple[object, object, tuple[int, ...], int]:
+    return "cpu", x.dtype, x.shape, x.nbytes
 
-
-_text_of = lru_cache(maxsize=64)(str)
-"""The name of a dtype, which numpy makes anew each time, in a microsecond."""
 
 LIBRARY = Library(
     "numpy",
@@ -62,5 +57,5 @@ LIBRARY = Library(
         *exchanges("numpy.ndarray", "array stack concatenate vstack hstack", "copied"),
         *exchanges("list", "ndarray.tolist", "copied"),
     ),
-    look=_look,
+    look=(_look, address_of),
 )

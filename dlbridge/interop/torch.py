@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from functools import lru_cache
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
 from dlbridge import DLDeviceType, dtype as as_dtype
@@ -347,14 +347,8 @@ def _check(_tensor: Tensor, device: Device) -> None:
         )
 
 
-def _look(x: Any) -> tuple[str, int, str, tuple[int, ...], int]:
-    device = "cpu" if x.is_cpu else str(x.device)
-    return device, x.data_ptr(), _name_of(x.dtype), x.shape, x.nbytes
-
-
-@lru_cache(maxsize=64)
-def _name_of(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
+def _look(x: Any) -> tuple[object, object, tuple[int, ...], int]:
+    return "cpu" if x.is_cpu else x.device, x.dtype, x.shape, x.nbytes
 
 
 # torch 2.13 aborts the process on negative strides.
@@ -392,5 +386,5 @@ LIBRARY = _ANY._replace(
         *exchanges("list", "Tensor.tolist", "copied"),
         *exchanges("number", "Tensor.item", "copied"),
     ),
-    look=_look,
+    look=(_look, methodcaller("data_ptr")),
 )

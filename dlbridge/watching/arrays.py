@@ -6,6 +6,7 @@ import inspect
 import sys
 import sysconfig
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,29 +24,27 @@ if TYPE_CHECKING:
 
     from dlbridge.libraries import Exchange
 
-    Look = Callable[[Any], tuple[str, int, str, tuple[int, ...], int]]
+
+What = tuple[object, object, tuple[int, ...], int]
+"""The device, the dtype, the shape and the bytes of an array: what is mostly the same each time."""
 
 
-Facts = tuple[str, str, str, int, str, tuple[int, ...], int]
-"""What the table says of an array: its class, its library, its device, its address, its dtype, its
-shape and its bytes. A plain tuple, which is made in a quarter of the time of one with names."""
-
-
-def text_of(facts: Facts) -> str:
+def text_of(kind: str, device: str) -> str:
     """The class, and the device unless it is the CPU."""
-    return facts[0] if facts[2] == "cpu" else f"{facts[0]} {facts[2]}"
+    return kind if device == "cpu" else f"{kind} {device}"
 
 
 @dataclass(slots=True, eq=False)
 class Known:
     """A callable that exchanges arrays; no tuple, as that is read four times slower by name."""
 
+    thing: object
     exchange: Exchange
-    makes: str
-    result: str
     library: str
     code: CodeType | None
     """Of a Python function."""
+    is_late: bool
+    """Whether its array, no first argument, is asked for when the Python function returns."""
     inner: CodeType | None
     """Of that which it wraps or its own, or a class's ``__init__``."""
     arguments: int
@@ -114,8 +113,10 @@ class Callables:
             code = getattr(thing, "__code__", None) if isinstance(thing, FunctionType) else None
             fixed = exchange.result in ("shared", "copied")
             prefix = "" if exchange.result == "moved" else exchange.makes.partition(".")[0]
-            said = exchange, exchange.makes, exchange.result, name
-            known = Known(*said, code, _inner(thing), not is_method, fixed, prefix)
+            is_late = code is not None and bool(exchange.argument)
+            known = Known(
+                thing, exchange, name, code, is_late, _inner(thing), not is_method, fixed, prefix
+            )
             new.setdefault(thing, known)
         self._missing[name] = missing
 
@@ -169,74 +170,100 @@ def _thing_of(path: str, name: str) -> tuple[Any, Any]:
 # Arrays --------------------------------------------------------------------------------
 
 
-def facts_of(x: Any) -> Facts | None:
-    """The facts of *x*: an array of a described library, or a list that begins with one."""
-    cls = type(x)
-    try:
-        entry = _readers[cls]
-    except KeyError:
-        entry = _reader(cls)
-    if entry is not None:
-        names, look = entry
-        try:
-            return names + look(x)
-        except unless_handler(Exception):
-            return _other_facts(*names, x)
-    if (cls is list or cls is tuple) and x:
-        inner = facts_of(x[0])
-        if inner is not None:
-            kind, library, device, _, dtype, shape, nbytes = inner
-            many = len(x)
-            kind = f"{cls.__name__} of {kind}"
-            return kind, library, device, 0, dtype, (many, *shape), many * nbytes
-    return None
+@dataclass(slots=True, eq=False)
+class Kind:
+    """A class of arrays of a described library, or a list of such."""
+
+    name: str
+    library: str
+    look: Callable[[Any], What]
+    address: Callable[[Any], int]
 
 
-_readers: dict[type, tuple[tuple[str, str], Look] | None] = {}
+kinds: dict[type, Kind] = {}
+"""Those that were seen: what is asked first, for each array."""
 
 
 def forget() -> None:
     """Drop the classes that were seen."""
-    _readers.clear()
+    kinds.clear()
 
 
-def _reader(cls: type) -> tuple[tuple[str, str], Look] | None:
+def kind_of(x: Any) -> Kind | None:
+    """The kind of *x*, of a class that is not in `kinds`; None if it is no array, and no list."""
+    cls = type(x)
+    if (cls is list or cls is tuple) and x:
+        inner = kinds.get(type(x[0])) or kind_of(x[0])
+        if inner is None:
+            return None
+        name = f"{cls.__name__} of {inner.name}"
+        return Kind(name, inner.library, partial(_look_at_all, inner), _nowhere)
     try:
         library = library_of(cls)
     except unless_handler(Exception):
         library = None
-    entry = None
-    if library is not None and is_array_of(library, cls):
-        kind = f"{library.name}.{cls.__name__.rpartition('.')[2]}"
-        if kind not in library.arrays:
-            kind = library.arrays[0]
-        entry = (kind, library.name), library.look or _look_by_dlbridge
-    if len(_readers) > 1000:  # classes that are made in a loop
-        _readers.clear()
-    return _readers.setdefault(cls, entry)
+    if library is None or not is_array_of(library, cls):
+        return None
+    name = f"{library.name}.{cls.__name__.rpartition('.')[2]}"
+    if name not in library.arrays:
+        name = library.arrays[0]
+    if len(kinds) > 1000:  # classes that are made in a loop
+        kinds.clear()
+    asked = library.look or (_look_by_dlbridge, _address_by_dlbridge)
+    return kinds.setdefault(cls, Kind(name, library.name, *asked))
 
 
-def _look_by_dlbridge(x: Any) -> tuple[str, int, str, tuple[int, ...], int]:
+def what_of(kind: Kind, x: Any) -> What:
+    """What *x* is, of that kind; no exception of its library comes out."""
+    try:
+        return kind.look(x)
+    except unless_handler(Exception):
+        return _other(x)
+
+
+def address_of(kind: Kind, x: Any) -> int:
+    """Where *x*, of that kind, is; 0 if that cannot be said."""
+    try:
+        return kind.address(x)
+    except unless_handler(Exception):
+        return 0
+
+
+def _look_at_all(inner: Kind, x: Any) -> What:
+    device, dtype, shape, nbytes = what_of(inner, x[0])
+    return device, dtype, (len(x), *shape), len(x) * nbytes
+
+
+def _nowhere(_x: Any) -> int:
+    return 0
+
+
+def _look_by_dlbridge(x: Any) -> What:
     """By dlbridge itself, without a copy."""
     import dlbridge as bridge
 
     where = bridge.device_of(x)
     if not where.is_host:
-        return str(where), 0, str(x.dtype), tuple(x.shape), x.nbytes
+        return str(where), x.dtype, tuple(x.shape), x.nbytes
     t = bridge.asarray(x, copy=False)
     device = "cpu" if str(where) == "cpu:0" else str(where)
-    return device, t.data_ptr(), t.dtype.name, t.shape, t.nbytes
+    return device, t.dtype.name, t.shape, t.nbytes
 
 
-def _other_facts(kind: str, library: str, x: Any) -> Facts:
+def _address_by_dlbridge(x: Any) -> int:
+    import dlbridge as bridge
+
+    return bridge.asarray(x, copy=False).data_ptr() if bridge.device_of(x).is_host else 0
+
+
+def _other(x: Any) -> What:
     """Of what has no memory that can be shared: a picture, a table of several types."""
     shape = _asked(x, "shape") or _asked(x, "size")
     extents = shape if isinstance(shape, tuple) else (shape,) if isinstance(shape, int) else ()
     types = (_asked(x, name) for name in ("dtype", "type", "mode"))
     dtype = next((str(each) for each in types if each is not None and not callable(each)), "")
     nbytes = _asked(x, "nbytes")
-    size = nbytes if isinstance(nbytes, int) else 0
-    return kind, library, "cpu", 0, dtype, extents, size
+    return "cpu", dtype, extents, nbytes if isinstance(nbytes, int) else 0
 
 
 def _asked(x: Any, name: str) -> Any:
@@ -244,3 +271,6 @@ def _asked(x: Any, name: str) -> Any:
         return getattr(x, name, None)
     except unless_handler(Exception):
         return None
+
+
+NO_KIND = Kind("", "", _other, _nowhere)

@@ -4,39 +4,55 @@ from __future__ import annotations
 
 import inspect
 import sys
-from time import perf_counter
+from dataclasses import dataclass, field, replace
+from threading import get_ident
+from time import perf_counter_ns
 from types import BuiltinMethodType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import ExchangeError
 from dlbridge.extending import unless_handler
 
-from .arrays import Callables, facts_of, text_of
+from .arrays import NO_KIND, Callables, address_of, kind_of, kinds, text_of, what_of
 from .table import HOST, short
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from .arrays import Facts, Known
+    from .arrays import Kind, Known, What
     from .sites import CallSite
-    from .table import Ledger
+    from .table import Ledger, RowKey, Sum
 
 
-class Begun(NamedTuple):
-    """An exchange that has begun; no array is kept."""
+@dataclass(slots=True, eq=False)
+class Seen:
+    """An exchange, without its array and its time: what is the same the next time, mostly."""
 
     site: CallSite
     known: Known
-    source: Facts
-    is_known: bool
-    """Whether the description says what becomes of this array, so that nobody need look."""
-    at: float
+    cls: type
+    kind: Kind
+    what: What
+    is_told: bool
+    """Whether the description says what becomes of the array, so that nobody need look."""
+    made: Kind | None = None
+    made_what: What | None = None
+    """What the result is, unless it is shared."""
+    tables: tuple[Ledger, ...] = ()
+    nbytes: int = 0
+    rows: dict[int, list[Sum]] = field(default_factory=dict)
+    """Where it is counted, by thread."""
 
 
-_new = tuple.__new__
+Begun = tuple[Seen, int, int]
+"""An exchange that has begun: it, the address of its array, and the time. A plain tuple: what is
+done here for each exchange is most of what a watch costs."""
 
-NOTHING: Facts = ("", "", "", 0, "", (), 0)
-"""The source of an exchange whose array is asked for when its function returns."""
+
+def late(site: CallSite, known: Known) -> Begun:
+    """An exchange whose array is asked for when its function returns."""
+    return Seen(site, known, type(None), NO_KIND, NO_KIND.look(None), False), 0, perf_counter_ns()
+
 
 _MOST_METHODS = 1000
 
@@ -61,56 +77,92 @@ class Watcher:
 
     def begun(self, site: CallSite, known: Known, x: Any) -> Begun | None:
         """The exchange that a call with the array *x* begins; None if it is none."""
-        source = facts_of(x)
-        if source is None or source[1] == known.prefix:
+        kind = kinds.get(type(x)) or kind_of(x)
+        if kind is None or kind.library == known.prefix:
             return None  # also a library's copy of its own array
-        is_known = known.is_fixed and site.arguments == known.arguments and source[3] != 0
-        # Half of the time that its own `__new__` takes.
-        return _new(Begun, (site, known, source, is_known, perf_counter()))
+        what = what_of(kind, x)
+        is_told = known.is_fixed and site.arguments == known.arguments
+        is_told = is_told and what[0] == "cpu" and what[3] != 0
+        address = 0 if is_told else address_of(kind, x)
+        return Seen(site, known, type(x), kind, what, is_told), address, perf_counter_ns()
 
     def ended(
-        self, begun: Begun, result: Any, frame: FrameType | None = None, at: float = 0.0
+        self, begun: Begun, result: Any, frame: FrameType | None = None, at: int = 0
     ) -> ExchangeError | None:
         """Enter the exchange; the error to be raised if a table forbids it.
 
         *frame* is that of the Python function that returns *result*, *at* when it returned.
         """
-        seconds = (at or perf_counter()) - begun[4]
-        site, known, source, is_known, _ = begun
-        kind, library, where, _, dtype, shape, nbytes = source
-        made = None if result is UNSEEN else facts_of(result)
-        target, device, verdict, note = known.makes, "cpu", known.result, ""
+        seen, start, started = begun
+        ns = (at or perf_counter_ns()) - started
+        made, there, made_what = None, 0, None
+        if result is not UNSEEN:
+            made = kinds.get(type(result)) or kind_of(result)
+            if made is not None:
+                there = address_of(made, result)
+                if not (start and start <= there < start + seen.what[3]):
+                    made_what = what_of(made, result)
+        is_same = made is seen.made and made_what == seen.made_what and seen.tables is self.tables
+        is_clear = made is None or (there and start)
+        rows = seen.rows.get(get_ident()) if is_same and is_clear else None
+        if rows is not None:
+            for row in rows:
+                row.calls += 1
+                row.nbytes += seen.nbytes
+                row.ns += ns
+            return None
+        key, nbytes, note = self._judged(begun, made, there, made_what, frame)
+        shape = seen.what[2]
+        rows = [row for table in self.tables if key for row in table.rows_for(key, shape, note)]
+        for row in rows:
+            row.add(shape, nbytes, 1, ns)
+        forbidden = next((row.forbidden for row in rows if row.forbidden and nbytes), "")
+        if forbidden and key:
+            return _error(seen, key, nbytes, forbidden)
+        # What dlbridge's own plan says may change from call to call.
+        if is_clear and (made_what is None or seen.known.library != "dlbridge"):
+            again = replace(seen, made=made, made_what=made_what, tables=self.tables, nbytes=nbytes)
+            again.rows = {**(seen.rows if is_same else {}), get_ident(): rows}
+            seen.site.last = again
+        return None
+
+    def _judged(
+        self,
+        begun: Begun,
+        made: Kind | None,
+        there: int,
+        made_what: What | None,
+        frame: FrameType | None,
+    ) -> tuple[RowKey | None, int, str]:
+        """The row of an exchange, its bytes, and what is to be said of it; no row: it is none."""
+        seen, start, _ = begun
+        kind, what, exchange = seen.kind, seen.what, seen.known.exchange
+        where, device, target, note = str(what[0]), "cpu", exchange.makes, ""
+        verdict: str = exchange.result
+        nbytes = what[3]
         if made is not None:
-            target, device = made[0], made[2]
-            if made[1] == library and device == where:
-                return None
-            if device != "cpu":
-                target = text_of(made)
-            nbytes = made[6]
-            verdict = _verdict(source, made, verdict if is_known else "not seen")
-            if frame is not None and verdict != "shared" and known.library == "dlbridge":
-                verdict, note = _planned(frame, verdict, source)
+            device = where if made_what is None else str(made_what[0])
+            nbytes = 0 if made_what is None else made_what[3]
+            if made.library == kind.library and device == where:
+                return None, 0, ""
+            target = text_of(made.name, device)
+            if not nbytes:
+                verdict = "shared"
+            elif device != where:
+                verdict = "moved"
+            elif not seen.is_told:
+                verdict = "copied" if there or not start else "not seen"
+            if frame is not None and verdict != "shared" and seen.known.library == "dlbridge":
+                verdict, note = _planned(frame, verdict, kind.name, what)
         elif verdict == "moved":
-            return None  # not seen: most stay where they are
-        elif not is_known and target not in ("list", "number"):
+            return None, 0, ""  # not seen: most stay where they are
+        elif not seen.is_told and target not in ("list", "number"):
             verdict = "not seen"
-        if verdict not in ("copied", "moved"):
-            nbytes = 0
         if not note and where not in HOST and device in HOST:
             note = "waits for the device"
-        key = site, kind, where, target, dtype, len(shape), verdict
-        forbidden = ""
-        for table in self.tables:
-            forbidden = table.add(key, shape, nbytes, seconds, note) or forbidden
-        if not forbidden:
-            return None
-        name = known.exchange.name.rpartition(":")[2]
-        return ExchangeError(
-            f"{short(site.filename)}:{site.line}, in {site.function}: {name} of "
-            f"{text_of(source)}, {dtype} {tuple(shape)}, is a {forbidden} ({nbytes} bytes "
-            f"{verdict} to {target}), which watch(fail_on=...) forbids; share the memory "
-            "(dlbridge.explain says what hinders it), or do this outside of the watch"
-        )
+        dtype = str(what[1]).removeprefix(f"{kind.library}.")
+        key = seen.site, kind.name, where, target, dtype, len(what[2]), verdict
+        return key, nbytes if verdict in ("copied", "moved") else 0, note
 
     def known(self, callee: Any) -> tuple[Known | None, Any]:
         """What is known of *callee*; its object, if it is bound to one."""
@@ -143,17 +195,18 @@ class Watcher:
             table.remark(f"an exchange could not be read: {type(exc).__name__}: {exc}")
 
 
-def _verdict(source: Facts, made: Facts, otherwise: str) -> str:
-    """What *made* is to *source*; *otherwise* where it does not say where it is."""
-    start, there = source[3], made[3]
-    if not made[6] or (start and there and start <= there < start + source[6]):
-        return "shared"
-    if made[2] != source[2]:
-        return "moved"
-    return otherwise if start and not there else "copied"
+def _error(seen: Seen, key: RowKey, nbytes: int, forbidden: str) -> ExchangeError:
+    site, source, where, target, dtype, _, verdict = key
+    name = seen.known.exchange.name.rpartition(":")[2]
+    return ExchangeError(
+        f"{short(site.filename)}:{site.line}, in {site.function}: {name} of "
+        f"{text_of(source, where)}, {dtype} {tuple(seen.what[2])}, is a {forbidden} ({nbytes} "
+        f"bytes {verdict} to {target}), which watch(fail_on=...) forbids; share the memory "
+        "(dlbridge.explain says what hinders it), or do this outside of the watch"
+    )
 
 
-def _planned(frame: FrameType, verdict: str, source: Facts) -> tuple[str, str]:
+def _planned(frame: FrameType, verdict: str, name: str, what: What) -> tuple[str, str]:
     """The verdict and the reason of dlbridge's own plan, for its function that runs in *frame*."""
     import dlbridge as bridge
 
@@ -161,7 +214,8 @@ def _planned(frame: FrameType, verdict: str, source: Facts) -> tuple[str, str]:
     if "x" not in given or "device" not in given:
         return verdict, ""
     x, device = given["x"], given["device"]
-    if facts_of(x) != source:
+    kind = kind_of(x)
+    if kind is None or kind.name != name or what_of(kind, x) != what:
         return verdict, ""  # the function has put another one there
     try:
         device = bridge.device_of(x) if device is None else device
@@ -182,11 +236,12 @@ def variable(frame: Any, name: str) -> Any:
         value = frame.f_globals.get(name, UNSEEN)
     # CPython 3.12 copies the variables of a function into a dictionary that its frame keeps, with
     # all arrays in it. (3.11 does so at each event of sys.setprofile, and reads it back.)
-    if sys.version_info[:2] == (3, 12) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        if sys.getrefcount(names) <= _ONLY_OURS:
-            names.clear()
+    is_copy = _COPIES and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if is_copy and sys.getrefcount(names) <= _ONLY_OURS:
+        names.clear()
     return value
 
 
+_COPIES = sys.version_info[:2] == (3, 12)
 _ONLY_OURS = 3
 """The references to such a dictionary that nobody has asked for: the frame's and two of ours."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from time import perf_counter
+from time import perf_counter_ns
 from types import (
     BuiltinFunctionType,
     BuiltinMethodType,
@@ -20,8 +20,8 @@ from dlbridge.errors import Error
 from dlbridge.extending import unless_handler
 
 from .arrays import is_installed
-from .exchanges import NOTHING, UNSEEN, Begun, Watcher, variable
-from .sites import CallSite, sites_of
+from .exchanges import UNSEEN, Watcher, late, variable
+from .sites import sites_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from dlbridge.errors import ExchangeError
 
     from .arrays import Known
+    from .exchanges import Begun
+    from .sites import CallSite
 
 MONITORING: Any = sys.__dict__.get("monitoring")
 """``sys.monitoring``, which type checkers for CPython 3.11 do not know."""
@@ -52,13 +54,11 @@ _MOST_BEGUN = 10_000
 class _Code:
     """What is known of a code object of the program, as long as that lives."""
 
-    __slots__ = ("calls", "code", "disabled", "events", "sites", "targets")
+    __slots__ = ("calls", "code", "disabled", "events")
 
     def __init__(self, code: CodeType, forget: Callable[[Any], object]) -> None:
         self.code = ref(code, forget)
         self.calls = sites_of(code)
-        self.sites: dict[int, CallSite] = {}  # the calls that are watched
-        self.targets: set[int] = set()  # the offsets behind exchanges
         self.disabled: set[int] = set()  # the offsets of no interest
         self.events = 0
 
@@ -81,6 +81,9 @@ class Monitor(Watcher):
     def __init__(self) -> None:
         super().__init__()
         self._codes: dict[int, _Code] = {}
+        # By place: the address of a code object, whose instructions are in it, plus an offset.
+        self._sites: dict[int, CallSite] = {}  # the calls that are watched
+        self._targets: dict[int, CallSite] = {}  # by the instructions behind exchanges
         self._begun: dict[int, Begun] = {}
         self._names: set[str] = set()
         self._functions: set[CodeType] = set()  # of the described functions in Python
@@ -143,36 +146,57 @@ class Monitor(Watcher):
 
     def _call_event(self) -> Callable[[CodeType, int, Any, Any], Any]:
         """The function that CPython calls before each call that is not disabled."""
-        codes, disable = self._codes, MONITORING.DISABLE
-        method, table, getframe = self.method, self.callables.table, sys._getframe
+        sites, all_begun, disable = self._sites, self._begun, MONITORING.DISABLE
+        getframe, clock = sys._getframe, perf_counter_ns
 
         def on_call(code: CodeType, offset: int, callee: Any, arg0: Any) -> Any:
+            error = None
             try:
-                own = codes.get(id(code))
-                site = None if own is None else own.sites.get(offset)
+                site = sites.get(id(code) + offset) or self._first(code, offset, callee)
                 if site is None:
-                    site = self._first(code, offset, callee)
-                    if site is None:
-                        return disable
-                error = self._awaited(site, offset, arg0) if site.awaited else None
-                if error is None:
-                    try:
-                        known = table.get(callee)
-                    except unless_handler(Exception):  # it has no hash
-                        return None
-                    if known is None:
-                        if type(callee) not in _BOUND or type(callee.__self__) is ModuleType:
-                            return self._quiet(site, code, offset) if site.parameter else None
-                        known, arg0 = method(callee)
-                    if known is not None:
-                        self._begin(site, known, code, arg0, id(getframe(1)))
-                    return None
+                    return disable
+                if site.awaited:
+                    error = self._awaited(site, offset, callee, arg0)
+                last = site.last
+                if last is None or callee is not last.known.thing or type(arg0) is not last.cls:
+                    if error is None:
+                        return self._call(site, code, offset, callee, arg0)
+                elif error is None:
+                    if last.kind.look(arg0) != last.what:
+                        return self._call(site, code, offset, callee, arg0)
+                    # Once more what it was last time: only its address is looked at.
+                    address = 0 if last.is_told else last.kind.address(arg0)
+                    all_begun[id(getframe(1))] = last, address, clock()
             except unless_handler(Exception) as exc:
                 self.failed(exc)
                 return None
-            raise error
+            if error is not None:
+                raise error
+            return None
 
         return on_call
+
+    def _call(self, site: CallSite, code: CodeType, offset: int, callee: Any, x: Any) -> Any:
+        """Begin an exchange, if the call of *callee* is one."""
+        try:
+            known = self.callables.table.get(callee)
+        except unless_handler(Exception):  # it has no hash
+            return None
+        if known is None:
+            if type(callee) not in _BOUND or type(callee.__self__) is ModuleType:
+                return self._quiet(site, code, offset) if site.parameter else None
+            known, x = self.method(callee)
+            if known is None:
+                return None
+        begun = late(site, known) if known.is_late else self.begun(site, known, x)
+        if begun is not None:
+            if known.code is None:
+                if not site.is_followed:
+                    self._follow(site, code)
+            elif len(self._begun) > _MOST_BEGUN:
+                self._begun.clear()
+            self._begun[id(sys._getframe(2))] = begun
+        return None
 
     def _first(self, code: CodeType, offset: int, callee: Any) -> CallSite | None:
         """The site of a call that is seen for the first time; None if it is watched no more."""
@@ -184,16 +208,19 @@ class Monitor(Watcher):
         if own is None:
             if known is None and is_installed(code.co_filename):
                 return None  # a package's: callees that change are looked for in the program only
-            forget = partial(self._codes.pop, id(code))
-            own = self._codes.setdefault(id(code), _Code(code, forget))
-        site = own.calls.get(offset)
-        if site is None:
-            site = own.calls[offset] = CallSite(code, None)
+            own = self._codes.setdefault(id(code), _Code(code, partial(self._forget, id(code))))
+        site = own.calls.get(offset) or own.calls.setdefault(offset, CallSite(code, None))
         if known is None and not site.awaited and self._is_fixed(site, callee):
             own.disabled.add(offset)
             return None
-        own.sites[offset] = site
-        return site
+        return self._sites.setdefault(id(code) + offset, site)
+
+    def _forget(self, start: int, _code: object) -> None:
+        """Drop what is known of a code object that has ended."""
+        own = self._codes.pop(start, None)
+        for offset, site in own.calls.items() if own else ():
+            self._sites.pop(start + offset, None)
+            self._targets.pop(start + site.after, None)
 
     def _is_fixed(self, site: CallSite, callee: Any) -> bool:
         """Whether the call will never call an exchange, as its callee of no interest shows."""
@@ -232,71 +259,57 @@ class Monitor(Watcher):
         """Enable the calls of those parameters that are of interest in this call of *code*."""
         try:
             frame = sys._getframe(1)
-            for site in self._codes[id(code)].sites.copy().values():
+            for site in self._codes[id(code)].calls.copy().values():
                 if site.quiet > _QUIET and self.known(variable(frame, site.parameter))[0]:
                     site.quiet = _MUCH_LATER
                     MONITORING.restart_events()
         except unless_handler(Exception) as exc:
             self.failed(exc)
 
-    def _begin(self, site: CallSite, known: Known, code: CodeType, arg0: Any, frame: int) -> None:
-        if known.code is not None and known.exchange.argument:
-            begun: Begun | None = Begun(site, known, NOTHING, False, perf_counter())
-        else:
-            begun = self.begun(site, known, arg0)
-        if begun is None:
-            return
-        if known.code is None and not site.is_followed:
-            self._follow(site, code)
-        if len(self._begun) > _MOST_BEGUN:
-            self._begun.clear()
-        self._begun[frame] = begun
-
     def _follow(self, site: CallSite, code: CodeType) -> None:
         """Ask for the event behind a call of C."""
         own, events = self._codes[id(code)], MONITORING.events
         if site.how == "return":
             own.listen(self._tool, code, events.PY_RETURN | events.PY_YIELD)
-        elif site.how == "call":
+        elif site.how in ("call", "argument"):
             own.calls[site.after].awaited = True
             own.enable(site.after)
         else:
-            own.targets.add(site.after)
+            self._targets[id(code) + site.after] = site
             own.listen(self._tool, code, events.INSTRUCTION)
             own.enable(site.after)
         site.is_followed = True
 
-    def _awaited(self, site: CallSite, offset: int, arg0: Any) -> ExchangeError | None:
+    def _awaited(self, site: CallSite, offset: int, callee: Any, x: Any) -> ExchangeError | None:
+        """Enter the exchange whose result is the first argument of this call."""
         frame = id(sys._getframe(2))
         begun = self._begun.get(frame)
-        if begun is None or begun.site.after != offset or begun.site.code != site.code:
+        if begun is None or begun[0].site.after != offset or begun[0].site.code != site.code:
             return None
         del self._begun[frame]
-        return self.ended(begun, arg0)
+        name = getattr(callee, "__name__", "")
+        is_object = begun[0].site.how == "argument" and getattr(type(x), name, None) is callee
+        return self.ended(begun, UNSEEN if is_object else x)
 
     def _instruction_event(self) -> Callable[[CodeType, int], Any]:
         """The function that CPython calls at the instruction behind an exchange."""
-        codes, disable, all_begun = self._codes, MONITORING.DISABLE, self._begun
-        getframe = sys._getframe
+        targets, disable, all_begun = self._targets, MONITORING.DISABLE, self._begun
+        getframe, ended = sys._getframe, self.ended
 
         def on_instruction(code: CodeType, offset: int) -> Any:
             try:
-                own = codes.get(id(code))
-                if own is None:
-                    return disable
-                if offset not in own.targets:
-                    own.disabled.add(offset)
+                site = targets.get(id(code) + offset)
+                if site is None:
+                    own = self._codes.get(id(code))
+                    if own is not None:
+                        own.disabled.add(offset)
                     return disable
                 frame = getframe(1)
-                begun = all_begun.get(id(frame))
-                if begun is None:
+                begun = all_begun.pop(id(frame), None)
+                if begun is None or begun[0].site is not site:
                     return None
-                site, _, _, is_known, _ = begun
-                if site.after != offset or site.code != id(code):
-                    return None
-                del all_begun[id(frame)]
-                seen = site.how == "store" and not is_known
-                error = self.ended(begun, variable(frame, site.name) if seen else UNSEEN)
+                is_read = site.name and not begun[0].is_told
+                error = ended(begun, variable(frame, site.name) if is_read else UNSEEN)
             except unless_handler(Exception) as exc:
                 self.failed(exc)
                 return None
@@ -313,19 +326,19 @@ class Monitor(Watcher):
             key = id(frame.f_back)
             by: FrameType | None = frame
             begun = self._begun.get(key)
-            if begun is None or begun.known.code is not code:
+            if begun is None or begun[0].known.code is not code:
                 key, by = id(frame), None
                 begun = self._begun.get(key)
-                if begun is None or not begun.site.is_returned(code, offset):
+                if begun is None or not begun[0].site.is_returned(code, offset):
                     return
             del self._begun[key]
-            if begun.source is NOTHING:
-                x = variable(frame, begun.known.exchange.argument)
-                again = self.begun(begun.site, begun.known, x)
-                if again is None:
-                    return
-                begun = again._replace(at=begun.at)
-            error = self.ended(begun, result, by)
+            seen, _, at = begun
+            if seen.known.is_late:
+                begun = self.begun(
+                    seen.site, seen.known, variable(frame, seen.known.exchange.argument)
+                )
+            if begun is not None:
+                error = self.ended((*begun[:2], at), result, by)
         except unless_handler(Exception) as exc:
             self.failed(exc)
         if error is not None:

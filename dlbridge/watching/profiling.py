@@ -5,14 +5,14 @@ from __future__ import annotations
 import dis
 import sys
 import threading
-from time import perf_counter
+from time import perf_counter_ns
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import Error
 from dlbridge.extending import unless_handler
 
-from .exchanges import UNSEEN, Begun, Watcher, variable
+from .exchanges import UNSEEN, Watcher, variable
 from .sites import CallSite, sites_of
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dlbridge.errors import ExchangeError
 
     from .arrays import Known
+    from .exchanges import Begun
 
 _MOST_CODES = 10_000
 
@@ -33,7 +34,7 @@ class Profiler(Watcher):
         self._sites: dict[CodeType, dict[int, CallSite]] = {}
         self._begun: dict[int, Begun] = {}
         self._called: dict[int, tuple[Begun, int]] = {}
-        self._returned: dict[int, tuple[Begun, float]] = {}
+        self._returned: dict[int, tuple[Begun, int]] = {}
         self._functions: dict[int, Known] = {}
         self._users: set[int] = set()
 
@@ -130,16 +131,15 @@ class Profiler(Watcher):
         return None
 
     def _c_return(self, frame: FrameType, begun: Begun) -> ExchangeError | None:
-        site = begun.site
-        if site.how == "lost" or begun.is_known:
+        if begun[0].site.how == "lost" or begun[0].is_told:
             return self.ended(begun, UNSEEN)
-        self._returned[id(frame)] = begun, perf_counter()
+        self._returned[id(frame)] = begun, perf_counter_ns()
         return None
 
     def _read(self, frame: FrameType, event: str, arg: Any) -> ExchangeError | None:
         """Enter the exchange that was made before in *frame*: this is its next event there."""
         begun, at = self._returned.pop(id(frame))
-        site, last, result = begun.site, frame.f_lasti, UNSEEN
+        site, last, result = begun[0].site, frame.f_lasti, UNSEEN
         if site.how == "store":
             if site.until == -1 or site.after <= last < (site.until or last + 1):
                 result = variable(frame, site.name)

@@ -5,25 +5,32 @@ from __future__ import annotations
 import dis
 import inspect
 import re
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import CodeType
+
+    from .exchanges import Seen
 
 
 class CallSite:
     """One call in the code of a program. It holds no code and no frame."""
 
     __slots__ = (
-        *("after", "argument", "awaited", "callee", "code", "filename", "function", "how"),
-        *("arguments", "is_followed", "line", "name", "parameter", "quiet", "until"),
+        *("after", "argument", "arguments", "awaited", "callee", "code", "filename", "function"),
+        *("how", "is_followed", "last", "line", "name", "parameter", "quiet", "until"),
     )
 
     after: int
     """Where the result is read: the offset of an instruction behind the call."""
     how: str
     """``store``: it is in the variable `name` then; ``return``: the function returns or yields it;
-    ``call``: it is the first argument of the call at `after`; ``lost``: it is not seen."""
+    ``call``: it is the first argument, or the object, of the call at `after`; ``argument``: the
+    first argument, but that call may be one of a method; ``lost``: it is not seen."""
+    last: Seen | None
+    """The last exchange of it, if one like it need only be counted."""
 
     def __init__(self, code: CodeType, line: int | None) -> None:
         self.filename, self.function, self.line = code.co_filename, code.co_qualname, line or 0
@@ -37,6 +44,7 @@ class CallSite:
         self.parameter = ""  # the parameter that is called, if nothing else is stored there
         self.is_followed = False  # whether the event at `after` is asked for
         self.quiet = 0  # the calls that have called nothing of interest
+        self.last = None
 
     def is_returned(self, code: CodeType, offset: int) -> bool:
         """Whether the instruction of *code* at *offset* returns or yields the result."""
@@ -47,175 +55,167 @@ class _Step(NamedTuple):
     """An instruction, or half of one that does the work of two."""
 
     opname: str
-    arg: int
     argval: Any
     offset: int
     effect: int
     is_target: bool
+    line: int | None
 
-
-def sites_of(code: CodeType) -> dict[int, CallSite]:
-    """The calls of *code* by offset."""
-    found: dict[int, CallSite] = {}
-    steps: list[_Step] = []
-    calls = []
-    for each in dis.get_instructions(code):
-        if each.opname in _CALLS:
-            calls.append((len(steps), each.positions and each.positions.lineno))
-        steps += _steps_of(each)
-    for number, line in calls:
-        site = found[steps[number].offset] = CallSite(code, line)
-        _follow(site, steps, number)
-        if steps[number].opname != "CALL_FUNCTION_EX":
-            _look_back(site, steps, number, code)
-    return found
-
-
-def _steps_of(each: dis.Instruction) -> list[_Step]:
-    if each.opname in _NO_STEPS:
-        return []
-    names = _PAIR.findall(each.opname)
-    if len(names) == 2 and isinstance(each.argval, tuple):  # STORE_FAST_LOAD_FAST
-        return [
-            _Step(name, 0, variable, each.offset, 1 if "LOAD" in name else -1, each.is_jump_target)
-            for name, variable in zip(names, each.argval, strict=True)
-        ]
-    effect = dis.stack_effect(each.opcode, each.arg, jump=False)
-    return [
-        _Step(each.opname, each.arg or 0, each.argval, each.offset, effect, each.is_jump_target)
-    ]
+    @property
+    def name(self) -> str:
+        """The variable that it loads; empty if it loads none."""
+        is_name = self.opname.startswith(_VARIABLES) and isinstance(self.argval, str)
+        return self.argval if is_name else ""
 
 
 _PAIR = re.compile("(?:LOAD|STORE)_FAST")
-_NO_STEPS = {"CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN"}
+_NO_STEPS = {"CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "PRECALL", "KW_NAMES"}
 _CALLS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX"}
-_STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
-_NAMES = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF")
-
-
-def _is_name(step: _Step) -> bool:
-    return step.opname.startswith(_NAMES) and isinstance(step.argval, str)
-
-
-# Behind the call ---------------------------------------------------------------------
-
-
-def _follow(site: CallSite, steps: list[_Step], number: int) -> None:
-    """Find where the result of the call *number* can be read."""
-    behind = steps[number + 1 : number + 4]
-    if not behind:
-        return
-    site.after = behind[0].offset
-    if behind[0].opname in _STORES:
-        site.how, site.name = "store", behind[0].argval
-        site.after = next(step.offset for step in behind if step.offset > behind[0].offset)
-        stores = [step.offset for step in steps if _stores(step, site.name)]
-        later = [offset for offset in stores if offset > behind[0].offset]
-        site.until = -1 if len(stores) == 1 else later[0] if later else 0
-    elif behind[0].opname in ("RETURN_VALUE", "YIELD_VALUE"):
-        site.how = "return"
-    elif (consumer := _consumer(steps, number + 1)) is not None:
-        site.how, site.after = "call", consumer
-
-
-def _stores(step: _Step, name: str) -> bool:
-    return step.opname.startswith(("STORE_", "DELETE_")) and step.argval == name
-
-
-def _consumer(steps: list[_Step], number: int) -> int | None:
-    """The offset of the call whose first argument, or ``self``, is on top of the stack now."""
-    above, is_self = 1, False
-    for step in steps[number:]:
-        if step.opname in _CALLS:
-            values = step.arg + (step.opname == "CALL_KW")
-            if above == values + 2 * is_self:
-                return step.offset
-            return None
-        if step.opname in ("LOAD_METHOD", "LOAD_ATTR") and above == 1:
-            is_self = True
-            if step.effect != 1:
-                return None  # an attribute, no method
-        elif step.is_target or not step.opname.startswith(("LOAD_", "PUSH_NULL", "KW_NAMES")):
-            if step.opname != "PRECALL":
-                return None
-            continue
-        elif "AND_CLEAR" in step.opname:
-            return None
-        above += step.effect
-    return None
-
-
-# Before the call ---------------------------------------------------------------------
-
-
-def _look_back(site: CallSite, steps: list[_Step], number: int, code: CodeType) -> None:
-    """Find what the callee and the first argument of the call *number* are, if they are names."""
-    arguments = steps[number].arg
-    site.arguments = arguments
-    needed = arguments + (steps[number].opname == "CALL_KW")
-    at = number - 1
-    while steps[at].opname in ("PRECALL", "KW_NAMES"):
-        at -= 1
-    depth = 0
-    second = at + 1 if needed == 1 else -1  # where the first argument ends
-    while depth < needed:
-        step = steps[at]
-        if at < 0 or step.is_target or "JUMP" in step.opname:
-            return
-        depth += step.effect
-        at -= 1
-        if depth == needed - 1 and second < 0:
-            second = at + 1
-    if depth > needed:
-        return
-    if arguments and second == at + 2 and _is_name(steps[at + 1]):
-        site.argument = steps[at + 1].argval
-    if at >= 0 and steps[at].opname == "PUSH_NULL":
-        at -= 1
-    if at >= 0:
-        site.callee = _callee(steps[at], steps, code)
-        if not site.callee and _is_parameter(steps[at], steps, code):
-            site.parameter = steps[at].argval
-
-
-def _is_parameter(step: _Step, steps: list[_Step], code: CodeType) -> bool:
-    """Whether *step* loads a parameter of *code* that has one value in each call of it."""
-    return (
-        step.opname.startswith("LOAD_FAST")
-        and step.argval in _parameters(code)
-        and not any(_stores(each, step.argval) for each in steps)
-        and not code.co_flags & _SUSPENDED
-    )
-
-
+_ATTRIBUTES = {"LOAD_METHOD", "LOAD_ATTR", "LOAD_SUPER_ATTR"}
+_STORES = {"STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF"}
+_VARIABLES = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF")
+_FIXED = {
+    *("LOAD_GLOBAL", "LOAD_NAME", "LOAD_BUILD_CLASS", "LOAD_ASSERTION_ERROR"),
+    *("LOAD_COMMON_CONSTANT", "IMPORT_NAME", "IMPORT_FROM", "MAKE_FUNCTION"),
+    "SET_FUNCTION_ATTRIBUTE",
+}
+"""What gives the same callee each time, or by a name that is never stored here but once."""
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def _parameters(code: CodeType) -> tuple[str, ...]:
-    flags = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + flags.bit_count()]
+_NULL = _Step("PUSH_NULL", None, -1, 1, False, None)
+_NULL_FIRST = sys.version_info < (3, 13)
+"""Whether NULL is below what is called without an object, and not above."""
+
+Stack = list[_Step | CallSite | None]
+Stores = dict[str, list[tuple[int, _Step | None]]]
+"""Where each variable is stored or deleted, with the step before."""
 
 
-def _callee(step: _Step, steps: list[_Step], code: CodeType) -> str:
-    if step.opname in ("LOAD_METHOD", "LOAD_ATTR", "LOAD_SUPER_ATTR"):
-        return f"attribute {step.argval}"
-    if step.opname in ("LOAD_BUILD_CLASS", "LOAD_ASSERTION_ERROR"):
-        return "fixed"
-    if not _is_name(step) or step.opname.startswith(("LOAD_DEREF", "LOAD_CLASSDEREF")):
-        return ""
-    name = step.argval
-    if step.opname.startswith("LOAD_FAST") and name in _parameters(code):
-        return ""
-    before = [
-        steps[at - 1].opname if at else "" for at, each in enumerate(steps) if _stores(each, name)
-    ]
-    if not before:
-        return "fixed" if not step.opname.startswith("LOAD_FAST") else ""
-    # `f = abs` and `f = np.abs` before a loop: the name says what is called.
-    return "fixed" if len(before) == 1 and before[0] in _VALUES else ""
+def _steps(code: CodeType) -> Iterator[_Step]:
+    for each in dis.get_instructions(code):
+        if each.opname in _NO_STEPS:
+            continue
+        rest = each.offset, each.is_jump_target, each.positions and each.positions.lineno
+        names = _PAIR.findall(each.opname)
+        if len(names) == 2 and isinstance(each.argval, tuple):  # STORE_FAST_LOAD_FAST
+            for name, variable in zip(names, each.argval, strict=True):
+                yield _Step(name, variable, rest[0], 1 if "LOAD" in name else -1, *rest[1:])
+        else:
+            effect = dis.stack_effect(each.opcode, each.arg, jump=False)
+            yield _Step(each.opname, each.argval, rest[0], effect, *rest[1:])
 
 
-_VALUES = {
-    *("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "IMPORT_NAME", "IMPORT_FROM"),
-    *("MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE"),
-}
+def sites_of(code: CodeType) -> dict[int, CallSite]:
+    """The calls of *code* by offset.
+
+    Its instructions are read once, in order, with what has made each value on the stack: a step, or
+    a call that only loads have followed; None where that is not known.
+    """
+    found: dict[int, CallSite] = {}
+    steps = list(_steps(code))
+    stores = _stores(steps)
+    stack: Stack = []
+    last: CallSite | None = None
+    for number, step in enumerate(steps):
+        if last is not None:
+            last.after, last = step.offset, None
+        top = stack[-1] if stack else None
+        if step.is_target:
+            stack.clear()
+        if step.opname in _CALLS:
+            last = found[step.offset] = CallSite(code, step.line)
+            _take(stack, last, step, stores, code)
+        elif step.opname == "PUSH_NULL":
+            stack.append(_NULL)
+        elif step.opname.startswith("LOAD_"):
+            _load(stack, step)
+        else:
+            if isinstance(top, CallSite):
+                _follow(top, step, steps[number + 1 :], stores)
+            _change(stack, step)
+    return found
+
+
+def _stores(steps: list[_Step]) -> Stores:
+    found: Stores = {}
+    before = None
+    for step in steps:
+        if step.opname.startswith(("STORE_", "DELETE_")) and isinstance(step.argval, str):
+            found.setdefault(step.argval, []).append((step.offset, before))
+        before = step
+    return found
+
+
+def _load(stack: Stack, step: _Step) -> None:
+    is_attribute = step.opname in _ATTRIBUTES
+    takes = 3 if "SUPER" in step.opname else is_attribute or max(0, 1 - step.effect)
+    beside = stack[-1] if is_attribute and stack else _NULL  # a method's object; no object
+    stack[len(stack) - min(takes, len(stack)) :] = [step]
+    if takes + step.effect == 2:
+        stack.insert(len(stack) - (_NULL_FIRST and beside is _NULL), beside)
+
+
+def _change(stack: Stack, step: _Step) -> None:
+    """Take what a step of another kind may have changed as not known."""
+    touched = step.argval if step.opname == "SWAP" else 1
+    depth = max(0, len(stack) + step.effect)
+    kept = max(0, min(len(stack), depth) - touched)
+    stack[:] = _behind_others(stack[:kept]) + [None] * (depth - kept)
+
+
+def _behind_others(stack: Stack) -> Stack:
+    """What is known of *stack* behind a step that is no load."""
+    return [None if isinstance(value, CallSite) else value for value in stack]
+
+
+def _follow(site: CallSite, step: _Step, later: list[_Step], stores: Stores) -> None:
+    """Note what *step*, behind the call, does with its result."""
+    if step.opname in ("RETURN_VALUE", "YIELD_VALUE"):
+        site.how = "return"
+    elif step.opname in _STORES:
+        site.how, site.name = "store", step.argval
+        site.after = next(each.offset for each in later if each.offset > step.offset)
+        offsets = [offset for offset, _ in stores[site.name]]
+        behind = [offset for offset in offsets if offset > step.offset]
+        site.until = -1 if len(offsets) == 1 else behind[0] if behind else 0
+
+
+def _take(stack: Stack, site: CallSite, step: _Step, stores: Stores, code: CodeType) -> None:
+    """Note what the call *site* takes from the stack, and put its result there."""
+    if step.opname == "CALL_FUNCTION_EX":
+        _change(stack, step)
+        stack[-1:] = [site]
+        return
+    site.arguments = step.argval
+    below = len(stack) - step.argval - 2 - (step.opname == "CALL_KW")
+    taken: Stack = [*[None] * -below, *stack[max(0, below) :], None]
+    stack[:] = [*_behind_others(stack[: max(0, below)]), site]
+    callee, owner, first = taken[:3]
+    if callee is _NULL:
+        callee, owner = owner, _NULL
+    if isinstance(owner, CallSite):
+        owner.how, owner.after = "call", step.offset
+    elif isinstance(first, CallSite):
+        first.how, first.after = "call" if owner is _NULL else "argument", step.offset
+    elif isinstance(first, _Step) and step.argval:
+        site.argument = first.name
+    if isinstance(callee, _Step):
+        site.callee, site.parameter = _kind_of_callee(callee, stores, code)
+
+
+def _kind_of_callee(step: _Step, stores: Stores, code: CodeType) -> tuple[str, str]:
+    """`CallSite.callee` and `CallSite.parameter` of a callee that *step* loads."""
+    stored = stores.get(step.name, [])
+    if step.opname.startswith("LOAD_FAST"):
+        flags = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+        count = code.co_argcount + code.co_kwonlyargcount + flags.bit_count()
+        if step.name in code.co_varnames[:count]:
+            return "", "" if stored or code.co_flags & _SUSPENDED else step.name
+    if len(stored) == 1 and stored[0][1] is not None:
+        step = stored[0][1]  # `f = abs`, or `f = np.abs`, before a loop
+    elif stored:
+        return "", ""
+    if step.opname in _ATTRIBUTES:
+        return f"attribute {step.argval}", ""
+    return "fixed" if step.opname in _FIXED else "", ""

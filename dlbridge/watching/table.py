@@ -65,26 +65,28 @@ class ExchangeRow(NamedTuple):
     note: str
 
 
-class _Sum:
-    __slots__ = ("calls", "forbidden", "nbytes", "note", "seconds", "shape")
+class Sum:
+    """The sums of a row."""
+
+    __slots__ = ("calls", "forbidden", "nbytes", "note", "ns", "shape")
 
     def __init__(self, shape: tuple[int | None, ...], note: str, forbidden: str = "") -> None:
         self.shape, self.note, self.forbidden = shape, note, forbidden
-        self.calls = self.nbytes = 0
-        self.seconds = 0.0
+        self.calls = self.nbytes = self.ns = 0
 
-    def add(self, shape: tuple[int | None, ...], nbytes: int, calls: int, seconds: float) -> None:
+    def add(self, shape: tuple[int | None, ...], nbytes: int, calls: int, ns: int) -> None:
+        """Add *calls* of one kind."""
         if self.shape != shape:
             self.shape = _common(self.shape, shape)
         self.nbytes += nbytes
         self.calls += calls
-        self.seconds += seconds
+        self.ns += ns
 
 
 HOST = ("cpu", "cuda_host", "cuda_managed", "rocm_host")
 
 
-Kind = tuple["CallSite", str, str, str, str, int, str]
+RowKey = tuple["CallSite", str, str, str, str, int, str]
 """What has one row: the call, the class and the device of the source, the target, the dtype, the
 number of dimensions and the result."""
 
@@ -96,23 +98,19 @@ class Ledger:
         self._thread = get_ident() if threads == "this" else None
         self._fail_on = fail_on
         # Each thread adds to sums of its own: a lock would be held while destructors run.
-        self._sums: dict[int, dict[Kind, _Sum]] = {}
+        self._sums: dict[int, dict[RowKey, Sum]] = {}
         self._notes: dict[str, int] = {}
 
-    def add(self, key: Kind, shape: tuple[int, ...], nbytes: int, seconds: float, note: str) -> str:
-        """Add an exchange; what `fail_on` forbids of it, empty if it is allowed."""
+    def rows_for(self, key: RowKey, shape: tuple[int, ...], note: str) -> list[Sum]:
+        """The row of *key* that this thread adds to; none if this thread does not count."""
         thread = get_ident()
         if self._thread is not None and self._thread != thread:
-            return ""
-        try:
-            row = self._sums[thread][key]
-        except KeyError:
-            sums = self._sums.setdefault(thread, {})
-            row = sums.setdefault(key, _Sum(shape, note, self._forbidden(key)))
-        row.add(shape, nbytes, 1, seconds)
-        return row.forbidden if nbytes else ""
+            return []
+        sums = self._sums.setdefault(thread, {})
+        row = sums.get(key) or sums.setdefault(key, Sum(shape, note, self._forbidden(key)))
+        return [row]
 
-    def _forbidden(self, key: Kind) -> str:
+    def _forbidden(self, key: RowKey) -> str:
         result, device = key[-1], key[2]
         words = {"copied": ["copy"], "moved": ["copy", "move"]}.get(result, [])
         if result == "copied" and device.startswith(HOST):
@@ -125,17 +123,17 @@ class Ledger:
 
     def rows(self) -> list[ExchangeRow]:
         """The rows; those that took longest first."""
-        merged: dict[tuple[Any, ...], _Sum] = {}
+        merged: dict[tuple[Any, ...], Sum] = {}
         for of_thread in self._sums.copy().values():
             for (site, *kind), each in of_thread.copy().items():
                 key = (site.filename, site.line, site.function, *kind)
-                row = merged.setdefault(key, _Sum(each.shape, each.note))
-                row.add(each.shape, each.nbytes, each.calls, each.seconds)
+                row = merged.setdefault(key, Sum(each.shape, each.note))
+                row.add(each.shape, each.nbytes, each.calls, each.ns)
         found = []
         for fields, row in merged.items():
             file, line, function, kind, device, target, dtype, _, result = fields
             source = kind if device == "cpu" else f"{kind} {device}"
-            shape, sums = tuple(row.shape), (row.nbytes, row.calls, row.seconds, row.note)
+            shape, sums = tuple(row.shape), (row.nbytes, row.calls, row.ns / 1e9, row.note)
             found.append(
                 ExchangeRow(file, line, function, source, target, dtype, shape, result, *sums)
             )

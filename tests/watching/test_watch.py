@@ -124,6 +124,40 @@ def test_our_own_moves_have_the_reason_of_their_plan(device):
         assert row.note == plan.steps[-1].reason
 
 
+@pytest.mark.skipif(not MONITORING, reason="CPython 3.11 does not see this result")
+def test_a_result_that_goes_into_a_method_of_another_array():
+    """It is not taken for that array; what a function of a module gets is seen."""
+    torch = peer("torch")
+    a, t = np.zeros(3, "float32"), torch.zeros(3)
+
+    def program():
+        t.add_(torch.as_tensor(a))
+        torch.neg(torch.as_tensor(a))
+        torch.as_tensor(a).neg()
+
+    with bridge.watch() as exchanges:
+        program()
+    assert [row.result for row in sorted(exchanges, key=lambda row: row.line)] == [
+        *("not seen", "shared", "shared"),
+    ]
+
+
+@pytest.mark.skipif(not MONITORING, reason="sys.monitoring came with CPython 3.12")
+def test_a_method_in_a_local_variable_that_is_another_one_in_the_next_call():
+    class Task:
+        def __init__(self, function):
+            self.function = function
+
+    def run(task):
+        function = task.function
+        return function(np.zeros(3))
+
+    with bridge.watch() as exchanges:
+        for function in (len, bridge.asarray, np.shape, bridge.from_dlpack):
+            run(Task(function))
+    assert sum(row.calls for row in exchanges) == 2
+
+
 # What it must not do ------------------------------------------------------------------------
 
 
@@ -166,10 +200,10 @@ def test_memory_does_not_grow():
 def test_exceptions_of_descriptions_do_not_reach_the_program(monkeypatch):
     from dlbridge.watching import exchanges as module
 
-    def wrong(_x):
+    def wrong(_kind, _x):
         raise OSError("an exception in the table's own code")
 
-    monkeypatch.setattr(module, "facts_of", wrong)
+    monkeypatch.setattr(module, "what_of", wrong)
     with bridge.watch() as exchanges:
         assert take(np.zeros(3)).shape == (3,)
     assert exchanges.rows == []

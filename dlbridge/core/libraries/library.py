@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.devices import Device
 
+    What = tuple[object, object, tuple[int, ...], int]
+    Look = tuple[Callable[[Any], What], Callable[[Any], int]]
+
 HOST_ONLY: frozenset[int] = frozenset({DLDeviceType.kDLCPU})
 ALL_HOST: frozenset[int] = HOST_ONLY | {
     DLDeviceType.kDLCUDAHost,
@@ -174,10 +177,11 @@ class Library(NamedTuple):
         exported as kDLCPU.
     exchanges : tuple of Exchange
         The functions by which arrays come in and out, which `dlbridge.watch` looks for.
-    look : callable or None
-        Gets an array; returns its device as text, the address of its first element (0 where it has
-        none, or none of the host's), its dtype as text, its shape and its number of bytes, and
-        keeps, copies and waits for nothing. None: `dlbridge.asarray` of it is asked.
+    look : two callables or None
+        What `dlbridge.watch` asks, which keeps, copies and waits for nothing. The first gets an
+        array; returns its device and its dtype, whose texts the table shows, its shape and its
+        number of bytes. The second returns the address of its first element; 0 where it has none,
+        or none of the host's. None: `dlbridge.asarray` of the array is asked.
 
     Examples
     --------
@@ -219,7 +223,7 @@ class Library(NamedTuple):
     device_types: frozenset[int] | None = None
     host_types: frozenset[int] = HOST_ONLY
     exchanges: tuple[Exchange, ...] = ()
-    look: Callable[[Any], tuple[str, int, str, tuple[int, ...], int]] | None = None
+    look: Look | None = None
 
 
 @for_guests
