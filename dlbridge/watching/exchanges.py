@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from threading import get_ident
 from time import perf_counter_ns
 from types import BuiltinMethodType, MethodType
@@ -55,6 +56,10 @@ def late(site: CallSite, known: Known) -> Begun:
 
 
 _MOST_METHODS = 1000
+_MOST_SEEN = 100
+
+_text = lru_cache(maxsize=256)(str)
+"""Of devices and dtypes: numpy takes a microsecond for each."""
 
 UNSEEN: Any = object()
 """The result of an exchange that is not seen."""
@@ -81,10 +86,12 @@ class Watcher:
         if kind is None or kind.library == known.prefix:
             return None  # also a library's copy of its own array
         what = what_of(kind, x)
-        is_told = known.is_fixed and site.arguments == known.arguments
-        is_told = is_told and what[0] == "cpu" and what[3] != 0
-        address = 0 if is_told else address_of(kind, x)
-        return Seen(site, known, type(x), kind, what, is_told), address, perf_counter_ns()
+        seen = site.seen.get((known, kind, what))
+        if seen is None:
+            is_told = known.is_fixed and site.arguments == known.arguments
+            is_told = is_told and what[0] == "cpu" and what[3] != 0
+            seen = Seen(site, known, type(x), kind, what, is_told)
+        return seen, 0 if seen.is_told else address_of(kind, x), perf_counter_ns()
 
     def ended(
         self, begun: Begun, result: Any, frame: FrameType | None = None, at: int = 0
@@ -121,9 +128,12 @@ class Watcher:
             return _error(seen, key, nbytes, forbidden)
         # What dlbridge's own plan says may change from call to call.
         if is_clear and (made_what is None or seen.known.library != "dlbridge"):
-            again = replace(seen, made=made, made_what=made_what, tables=self.tables, nbytes=nbytes)
-            again.rows = {**(seen.rows if is_same else {}), get_ident(): rows}
-            seen.site.last = again
+            all_rows = {**(seen.rows if is_same else {}), get_ident(): rows}
+            said = seen.known, seen.cls, seen.kind, seen.what, seen.is_told, made, made_what
+            site, same = seen.site, (seen.known, seen.kind, seen.what)
+            if len(site.seen) > _MOST_SEEN:
+                site.seen.clear()
+            site.seen[same] = site.last = Seen(site, *said, self.tables, nbytes, all_rows)
         return None
 
     def _judged(
@@ -137,11 +147,11 @@ class Watcher:
         """The row of an exchange, its bytes, and what is to be said of it; no row: it is none."""
         seen, start, _ = begun
         kind, what, exchange = seen.kind, seen.what, seen.known.exchange
-        where, device, target, note = str(what[0]), "cpu", exchange.makes, ""
+        where, device, target, note = _text(what[0]), "cpu", exchange.makes, ""
         verdict: str = exchange.result
         nbytes = what[3]
         if made is not None:
-            device = where if made_what is None else str(made_what[0])
+            device = where if made_what is None else _text(made_what[0])
             nbytes = 0 if made_what is None else made_what[3]
             if made.library == kind.library and device == where:
                 return None, 0, ""
@@ -160,7 +170,7 @@ class Watcher:
             verdict = "not seen"
         if not note and where not in HOST and device in HOST:
             note = "waits for the device"
-        dtype = str(what[1]).removeprefix(f"{kind.library}.")
+        dtype = _text(what[1]).removeprefix(f"{kind.library}.")
         key = seen.site, kind.name, where, target, dtype, len(what[2]), verdict
         return key, nbytes if verdict in ("copied", "moved") else 0, note
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType
 
+    from .arrays import Kind, Known, What
     from .exchanges import Seen
 
 
@@ -20,7 +21,7 @@ class CallSite:
 
     __slots__ = (
         *("after", "argument", "arguments", "awaited", "callee", "code", "filename", "function"),
-        *("how", "is_followed", "last", "line", "name", "parameter", "quiet", "until"),
+        *("how", "is_followed", "last", "line", "name", "parameter", "quiet", "seen", "until"),
     )
 
     after: int
@@ -30,7 +31,9 @@ class CallSite:
     ``call``: it is the first argument, or the object, of the call at `after`; ``argument``: the
     first argument, but that call may be one of a method; ``lost``: it is not seen."""
     last: Seen | None
-    """The last exchange of it, if one like it need only be counted."""
+    """The exchange of it that was new last: one like it need only be counted."""
+    seen: dict[tuple[Known, Kind, What], Seen]
+    """Those that need only be counted."""
 
     def __init__(self, code: CodeType, line: int | None) -> None:
         self.filename, self.function, self.line = code.co_filename, code.co_qualname, line or 0
@@ -44,7 +47,7 @@ class CallSite:
         self.parameter = ""  # the parameter that is called, if nothing else is stored there
         self.is_followed = False  # whether the event at `after` is asked for
         self.quiet = 0  # the calls that have called nothing of interest
-        self.last = None
+        self.last, self.seen = None, {}
 
     def is_returned(self, code: CodeType, offset: int) -> bool:
         """Whether the instruction of *code* at *offset* returns or yields the result."""
