@@ -57,7 +57,7 @@ from .any import (
     unpack,
 )
 from .errors import drop_untaken, interrupted, raised, untaken
-from .frames import CALL, FLOAT, INT, TENSOR, Memory, abandon, new_frame, ready_place
+from .frames import CALL, FLOAT, INT, TENSOR, Memory, abandon, new_frame, ready_frames
 from .lending import (
     ALONE,
     BITS_AT,
@@ -87,8 +87,8 @@ MISSING: Final = object()
 text_known: Final = short_texts.get
 packer_known: Final = packers.get
 
-# Claimed in one statement: see `frames.ready_place`.
-ready: Final = ready_place(new_frame($count))
+# Claimed in one statement: see `frames.ready_frames`.
+ready: Final = ready_frames(new_frame($count))
 '''
 
 BEGIN_CALL = '''\
@@ -110,7 +110,7 @@ def call_many(self: Any, *arguments: Any) -> Any:
 BEGIN_BOUND = '''\
 def bound(frame: Memory, packed: list[Any], slow: Callable[[], Any]) -> Callable[[], Any]:
     """A bound call, which *slow* makes while another one runs."""
-    ready = ready_place(frame)
+    ready = ready_frames(frame)
 
     def step() -> Any:
         passed, call_c, _kept = packed  # kept while C uses them, also if they are replaced

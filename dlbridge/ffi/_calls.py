@@ -32,7 +32,7 @@ from .any import (
     unpack,
 )
 from .errors import drop_untaken, interrupted, raised, untaken
-from .frames import CALL, FLOAT, INT, TENSOR, Memory, abandon, new_frame, ready_place
+from .frames import CALL, FLOAT, INT, TENSOR, Memory, abandon, new_frame, ready_frames
 from .lending import (
     ALONE,
     BITS_AT,
@@ -62,8 +62,8 @@ MISSING: Final = object()
 text_known: Final = short_texts.get
 packer_known: Final = packers.get
 
-# Claimed in one statement: see `frames.ready_place`.
-ready: Final = ready_place(new_frame(6))
+# Claimed in one statement: see `frames.ready_frames`.
+ready: Final = ready_frames(new_frame(6))
 
 
 def call(self: Any, a0: Any = MISSING, a1: Any = MISSING, a2: Any = MISSING, a3: Any = MISSING, a4: Any = MISSING, a5: Any = MISSING, /, *rest: Any) -> Any:
@@ -659,7 +659,7 @@ def call_many(self: Any, *arguments: Any) -> Any:
 
 def bound(frame: Memory, packed: list[Any], slow: Callable[[], Any]) -> Callable[[], Any]:
     """A bound call, which *slow* makes while another one runs."""
-    ready = ready_place(frame)
+    ready = ready_frames(frame)
 
     def step() -> Any:
         passed, call_c, _kept = packed  # kept while C uses them, also if they are replaced

@@ -74,7 +74,7 @@ _F = TypeVar("_F")
 
 
 class _Pool(Generic[_F]):
-    """What `ready_place` gives where there is no GIL: to read an element claims it."""
+    """What `ready_frames` gives where there is no GIL: to read an element claims it."""
 
     def __init__(self, frame: _F) -> None:
         self._frames = deque([frame])
@@ -90,7 +90,7 @@ class _Pool(Generic[_F]):
             self._frames.append(frame)
 
 
-def ready_place(frame: _F) -> list[_F | None]:
+def ready_frames(frame: _F) -> list[_F | None]:
     """Where *frame* lies ready, for ``frame, ready[0] = ready[0], None``, which claims it.
 
     With the GIL no other thread, signal handler or trace function comes between reading and
