@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # A GIL that is off may be turned on later by an extension module, and one that is on stays.
 HAS_GIL: Final[bool] = getattr(sys, "_is_gil_enabled", lambda: True)()
 tables: Final = nullcontext() if HAS_GIL else shared_lock()
-"""Held in the place of the GIL, where there is none; a destructor may take it again."""
+"""Held instead of the GIL, where there is none; a destructor may take it again."""
 
 ENVIRONMENT: Final = "DLBRIDGE_TVM_FFI_LIB"
 FILE_NAME: Final = {"darwin": "libtvm_ffi.dylib", "win32": "tvm_ffi.dll"}.get(

@@ -73,8 +73,8 @@ class Members:
         """An object of the ecosystem, and what it describes."""
         backend, named = self.device.backend, (self.device.device_id, self.source, 0, "uint8")
         array = NativeArray(*named, (PAGES,), None, readonly=False, owner=self)
-        found = backend.from_native(backend.to_native(array))
-        return found.data, found.offset, found.dtype, tuple(found.shape)
+        again = backend.from_native(backend.to_native(array))
+        return again.data, again.offset, again.dtype, tuple(again.shape)
 
     def of_a_device(self) -> dict[str, Callable[[], object]]:
         """Those that say something of the device."""

@@ -59,9 +59,9 @@ from dlbridge.testing.backend_base import DeviceUnderTest
 from dlbridge.testing.backend_side_effects import not_cut_off
 
 faulthandler.dump_traceback_later(patience * 3 / 4, exit=True)
-found = not_cut_off(DeviceUnderTest(load(), device_id), f"{name}:{device_id}")
-if found:
-    sys.exit(f"a KeyboardInterrupt does not leave: {found}")
+missed = not_cut_off(DeviceUnderTest(load(), device_id), f"{name}:{device_id}")
+if missed:
+    sys.exit(f"a KeyboardInterrupt does not leave: {missed}")
 """
 """A process in which a signal handler raises KeyboardInterrupt in the middle of calls."""
 
@@ -70,7 +70,7 @@ def state() -> dict[str, object]:
     """What belongs to the whole process, and what a library could change by mistake."""
     root, tiny = logging.getLogger(), np.array([1e-40], "f4")
     numpy_random: Any = np.random.get_state()
-    found: dict[str, object] = {
+    state: dict[str, object] = {
         "the garbage collector": (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
         "the working directory": Path.cwd(),
         "random numbers": random.getstate(),
@@ -87,8 +87,8 @@ def state() -> dict[str, object]:
         "signal handlers": {each: signal.getsignal(each) for each in signal.valid_signals()},
     }
     if hasattr(os, "sched_getaffinity"):
-        found["the CPUs that the thread may use"] = os.sched_getaffinity(0)
-    return found
+        state["the CPUs that the thread may use"] = os.sched_getaffinity(0)
+    return state
 
 
 def what_differs(before: dict[str, object], after: dict[str, object]) -> list[str]:
@@ -144,7 +144,7 @@ def not_cut_off(device: DeviceUnderTest, where: str) -> list[str]:
 
     signal.signal(signal.SIGALRM, interrupt)
     sys.unraisablehook = told.append
-    chance, found = random.Random(1), []
+    chance, missed = random.Random(1), []
     for name, call in _calls(device, where).items():
         call()
         begun = time.perf_counter()
@@ -164,11 +164,11 @@ def not_cut_off(device: DeviceUnderTest, where: str) -> list[str]:
                 raised = exc
             cut += len(came)
             if came and not told and not isinstance(raised, KeyboardInterrupt):
-                found.append(f"{name} ({'no exception' if raised is None else repr(raised)})")
+                missed.append(f"{name} ({'no exception' if raised is None else repr(raised)})")
                 break
             if cut >= SIGNALS:
                 break
-    return found
+    return missed
 
 
 class SideEffectTests(PublicCase):

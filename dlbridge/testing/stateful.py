@@ -96,7 +96,7 @@ AT_ONCE = 14
 """How many tensors a machine has; more would only take time to look at."""
 
 INTEGERS = {8: "uint8", 16: "uint16", 32: "uint32", 64: "uint64"}
-"""Integers of as many bits, which other libraries have in the place of any type."""
+"""Integers of as many bits, which other libraries have instead of any type."""
 
 
 def _width(dtype: str) -> int:
@@ -619,7 +619,7 @@ class TensorMachine(RuleBasedStateMachine):
 
     @rule(of=tensors, gather=st.booleans(), twin=twice)
     def spread(self, of: _Live, gather: bool, twin: bool) -> None:
-        """Its first elements to each second place in each dimension, or from there."""
+        """Its first elements to each second element of each dimension, or from there."""
         if of.packed or not of.bits.size or not of.bits.flags.c_contiguous:
             return
         apart = of.part(*[np.s_[::2]] * len(of.shape))
@@ -828,14 +828,14 @@ class TensorMachine(RuleBasedStateMachine):
                     dlbridge.synchronize(device)
         for each in self._live:
             assert each.tensor.readonly == each.memory.readonly or not each.tensor.size
-            found, wanted = each.tensor.tobytes(), _bytes(each.bits)
+            stored, wanted = each.tensor.tobytes(), _bytes(each.bits)
             if each.padded:  # what fills a byte is nobody's
-                bits = _bits(found, each.shape, "uint8")
-                found, wanted = _bytes(bits[..., : each.codes.shape[-1]]), _bytes(each.codes)
+                bits = _bits(stored, each.shape, "uint8")
+                stored, wanted = _bytes(bits[..., : each.codes.shape[-1]]), _bytes(each.codes)
             elif each.packed and each.bits.size % 8:  # what follows the last element is nobody's
-                found = _bytes(_bits(found, each.shape, each.dtype))
-            if found != wanted:
-                raise AssertionError(f"{each.tensor!r} has {found!r}, not {wanted!r}")
+                stored = _bytes(_bits(stored, each.shape, each.dtype))
+            if stored != wanted:
+                raise AssertionError(f"{each.tensor!r} has {stored!r}, not {wanted!r}")
             outside = each.memory.outside
             if outside is not None:
                 wanted = _bytes(each.memory.bits)

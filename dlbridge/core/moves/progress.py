@@ -29,12 +29,12 @@ def reporter(progress: ProgressLike, nbytes: int) -> Iterator[Progress | None]:
     True shows a bar on a terminal and in a notebook if the copy is long. A copy that has said
     nothing, as a device has done all of it at once, is done when the block ends.
     """
-    report, place, told = cast("Any", None), None, 0
+    report, cell, told = cast("Any", None), None, 0
     if callable(progress):
         report = progress
     elif progress is True and nbytes >= SHOWN_FROM and _somebody_looks():
-        place = _output()
-        report = partial(_show, time.perf_counter(), place)
+        cell = _output()
+        report = partial(_show, time.perf_counter(), cell)
     elif not isinstance(progress, bool | None):
         raise TypeError(
             f"progress must be True, False or a callable (done, total), not {progress!r}"
@@ -50,7 +50,7 @@ def reporter(progress: ProgressLike, nbytes: int) -> Iterator[Progress | None]:
         if report and told < nbytes:
             report(nbytes, nbytes)
     finally:
-        if report and report is not progress and place is None:
+        if report and report is not progress and cell is None:
             sys.stderr.write("\n")
 
 
@@ -70,13 +70,13 @@ def _output() -> Any:
     return sys.modules["IPython.display"].display({"text/plain": ""}, raw=True, display_id=True)
 
 
-def _show(start: float, place: Any, done: int, total: int) -> None:
+def _show(start: float, cell: Any, done: int, total: int) -> None:
     """Write the bar of a copy that has begun at *start*: one line, which is written again."""
     filled = 30 * done // total
     speed = bytes_text(int(done / (time.perf_counter() - start + 1e-9)))
     text = f"{100 * done // total:3}% [{'#' * filled:30}] {bytes_text(done)}, {speed}/s"
-    if place is not None:
-        place.update({"text/plain": text}, raw=True)
+    if cell is not None:
+        cell.update({"text/plain": text}, raw=True)
         return
     sys.stderr.write(f"\r{text:<72}")
     sys.stderr.flush()
