@@ -810,8 +810,8 @@ assert exchanges.rows[0].calls == 6, exchanges
 
 
 def test_greenlets_that_change_between_an_exchange_and_its_result():
-    if not find_spec("greenlet"):
-        pytest.skip("greenlet is not installed here")
+    if not find_spec("gevent"):
+        pytest.skip("gevent is not installed here")
     run_script(
         PROGRAM
         + """
