@@ -6,6 +6,16 @@ The core and the package ask these tables for names that they do not have.
 from __future__ import annotations
 
 
+def refuse_shape(cause: TypeError, *given: object) -> None:
+    """Raise TypeError if ``view`` was given the lengths of a shape, as torch's takes them."""
+    extents = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in extents):
+        return
+    text = ", ".join(map(str, extents))
+    what = f"view({text})" if len(given) > 1 else cause
+    raise TypeError(f"{what}; view takes a dtype, and t.reshape({text}) another shape") from cause
+
+
 def _by_name(groups: dict[str, str]) -> dict[str, str]:
     """The text for each name, from the names for each text."""
     return {name: text for text, names in groups.items() for name in names.split()}

@@ -253,6 +253,14 @@ CASES = {
             lambda: bridge.ones(6).view((3, 2)),
             r"^\(3, 2\) is not a dtype: .*; view takes a dtype, and t\.reshape\(3, 2\) another shape",
         ),
+        "lengths for view, as torch's": (
+            lambda: bridge.ones(6).view(3, 2),
+            r"^view\(3, 2\); view takes a dtype, and t\.reshape\(3, 2\) another shape",
+        ),
+        "a list of lengths for view": (
+            lambda: bridge.ones(6).view([3, 2]),
+            r"; view takes a dtype, and t\.reshape\(3, 2\) another shape",
+        ),
         "an extent for view": (
             lambda: bridge.ones((3, 2)).view(-1),
             r"; view takes a dtype, and t\.reshape\(-1\) another shape",

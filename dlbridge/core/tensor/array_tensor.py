@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import lcm
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -545,9 +546,11 @@ def _why_not_viewed(old: Tensor, new: DType, bits: int, new_bits: int) -> str:
             f"{bits}; reshape(1) gives it a dimension"
         )
     if shape[-1] * bits % new_bits:
+        whole = shape[-1] // (step := lcm(bits, new_bits) // bits) * step
+        way = f"; a part has: to_device(t[..., :{whole}], t.device, copy=True)" if whole else ""
         return (
             f"the last dimension of {shape[-1]} elements has {shape[-1] * bits} bits, which is no "
-            f"whole number of {new} of {new_bits}; take a part of it (t[..., :n]) that is"
+            f"whole number of {new} of {new_bits}{way}"
         )
     if not old.is_contiguous():
         copied = "make a compact copy first: to_device(t, t.device, copy=True)"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, NoReturn, TypeVar, overload
 
 from dlbridge import _methods as methods
+from dlbridge._absent_names import refuse_shape
 from dlbridge.core.dlpack.foreign_tables import TABLE_NAMES
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.plugins.lookup import FOUND
@@ -210,7 +211,7 @@ class Tensor(TensorMetadata):
             raise ValueError(f"T is for 2 dimensions, this tensor has {self.ndim}; use transpose()")
         return self.transpose()
 
-    def view(self, dtype: DTypeLike) -> Tensor:
+    def view(self, dtype: DTypeLike, *lengths: Never) -> Tensor:
         """Return the same memory as elements of another dtype; on every device, nothing is read.
 
         Types of another size change the last dimension: four bytes become one
@@ -222,6 +223,8 @@ class Tensor(TensorMetadata):
             The new type; `dlbridge.dtype` says what is accepted. Elements below a byte
             are packed (``dlpack.h`` 1.3): one uint8 becomes two int4, the low bits
             first.
+        *lengths : Never
+            None: another shape is what `reshape` gives.
 
         Returns
         -------
@@ -248,15 +251,10 @@ class Tensor(TensorMetadata):
         ((8,), [2.0])
         """
         try:
-            new = as_dtype(dtype)
+            new = as_dtype(dtype, *lengths)
         except TypeError as exc:
-            extents: Any = dtype
-            if isinstance(extents, bool) or not isinstance(extents, (int, tuple)):
-                raise
-            shape = ", ".join(map(str, extents if isinstance(extents, tuple) else (extents,)))
-            raise TypeError(
-                f"{exc}; view takes a dtype, and t.reshape({shape}) another shape"
-            ) from exc
+            refuse_shape(exc, dtype, *lengths)
+            raise
         check_dtype(new)
         old = self.dtype
         if new.bits * new.lanes == old.bits * old.lanes:
