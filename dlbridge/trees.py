@@ -6,12 +6,12 @@ import copy as copies
 import dataclasses
 import sys
 from collections import UserDict, UserList, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set, ValuesView
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlbridge import device_of, to_device
-from dlbridge.extending import check_device, public_in
+from dlbridge.extending import check_device, public_in, with_article
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -66,6 +66,9 @@ def tree_to_device(
         As for `to_device`; a note of the exception says where in the tree.
     ValueError
         If a container contains itself.
+    TypeError
+        If there is a generator, another iterator of Python, or a set or view of a dict with
+        arrays in the tree: they cannot be made anew.
 
     Notes
     -----
@@ -124,6 +127,11 @@ class _Walk:
             return self._record(node, where, vars(node))
         if _is_array(node):
             return to_device(node, self.device, like=self.like, copy=self.copy)
+        if _hides_arrays(node):
+            raise TypeError(
+                f"tree{where} is {with_article(type(node).__name__)}, which cannot be made anew "
+                "with other arrays: they would stay where they are; write list(...) around it"
+            )
         return self._registered(node, where)
 
     def _mapping(self, node: Mapping[Any, Any], where: str) -> Any:
@@ -184,6 +192,18 @@ _TREES: dict[str, Callable[[Any], Callable[..., Any]]] = {
 
 def _is_same(left: object, right: object) -> bool:
     return left is right
+
+
+def _hides_arrays(x: object) -> bool:
+    """Whether *x* has, or may have, arrays that nothing finds: it can be read once, or is a set.
+
+    An open file is an iterator, too, and has none.
+    """
+    if isinstance(x, Iterator):
+        return type(x).__module__ == "builtins"
+    return isinstance(x, Set | ValuesView) and any(
+        not isinstance(each, _VALUES) and _is_array(each) for each in x
+    )
 
 
 def _is_array(x: Any) -> bool:

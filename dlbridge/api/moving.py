@@ -22,7 +22,7 @@ from dlbridge.core.public import public
 from dlbridge.core.tensor.metadata import describe
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.traces import TRACES, is_recording
+from dlbridge.core.traces import INSIDE, TRACES, is_recording
 from dlbridge.core.values.dtypes import ForeignByteOrder, dtype as as_dtype
 from dlbridge.core.values.layout import shares_places
 from dlbridge.core.values.text import with_article
@@ -597,8 +597,22 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
         copy_elements(into, given)
         return
     why = "copy_ writes into memory that is there"
-    with recorded(why, src, target.device), reporter(progress, into.nbytes) as report:
+    told = _outside(progress) if callable(progress) else progress
+    with recorded(why, src, target.device), reporter(told, into.nbytes) as report:
         copy_elements(into, given, report)
+
+
+def _outside(progress: Callable[[int, int], object]) -> Callable[[int, int], None]:
+    """*progress*, which is the user's, and no part of the copy that is recorded whole."""
+
+    def tell(done: int, total: int) -> None:
+        was, INSIDE.copy = INSIDE.copy, False
+        try:
+            progress(done, total)
+        finally:
+            INSIDE.copy = was
+
+    return tell
 
 
 def _in_place(dst: ArrayLike) -> Tensor:

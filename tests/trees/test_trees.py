@@ -145,6 +145,33 @@ def test_errors_say_where():
         bridge.tree_to_device([], "nowhere")
 
 
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda a: (each for each in a), "a generator"),
+        (lambda a: map(np.negative, a), "a map"),
+        (lambda a: zip(a, a, strict=True), "a zip"),
+        (iter, "a list_iterator"),
+        (lambda a: dict(enumerate(a)).values(), "a dict_values"),
+        (lambda a: {bridge.asarray(each) for each in a}, "a set"),
+    ],
+)
+def test_what_cannot_be_made_anew_is_not_left_in_silence(make, name):
+    arrays = [np.ones(2), np.zeros(3)]
+    with pytest.raises(
+        TypeError, match=rf"^tree\['x'\] is {name}, .*write list\(\.\.\.\) around it"
+    ):
+        bridge.tree_to_device({"x": make(arrays)}, "ext_dev:0")
+    moved = bridge.tree_to_device({"x": list(make(arrays))}, "ext_dev:0")["x"]
+    assert "cpu" not in str([bridge.device_of(each) for each in moved if hasattr(each, "device")])
+
+
+def test_iterables_without_arrays_stay(tmp_path):
+    with (tmp_path / "log").open("w") as file:
+        for node in (file, {1, 2}, frozenset("ab"), range(3)):
+            assert bridge.tree_to_device([node], "ext_dev:0")[0] is node
+
+
 def test_a_tree_that_contains_itself():
     tree = [A]
     tree.append({"again": tree})

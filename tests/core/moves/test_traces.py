@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -221,6 +222,24 @@ def test_the_log_says_each_kind_of_copy_in_one_line(name, caplog):
     caplog.clear()
     row.copy(row.make())  # at the level INFO, nothing
     assert not caplog.records
+
+
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_what_a_progress_function_of_copy_moves_is_recorded(error):
+    """It is the user's own; the copy itself is recorded as before, if it ends well."""
+    target, source = values(), values()
+
+    def progress(done, total):
+        bridge.to_device(source, FAR, copy=True)
+        if error is not None:
+            raise error
+
+    with bridge.trace() as trace:
+        with suppress(ValueError):
+            bridge.copy_(target, source, progress=progress)
+        bridge.copy_(target, source)
+    copied = [("copy", 96)] * (1 if error else 2)
+    assert sorted(steps_of(trace)) == [*copied, ("upload", 96)]
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
