@@ -78,7 +78,7 @@ class Vulkan(kit.Devices, kit.ThroughHost):
         if content is not None:
             buffer = made.resource[0]
             if buffer.mapped:  # no work can use it yet
-                copies.write(buffer.mapped, content)
+                copies.write_first(buffer, content)
             else:
                 copies.from_host(buffer, 0, content)
         return made
@@ -198,9 +198,9 @@ class Vulkan(kit.Devices, kit.ThroughHost):
         """Why this host memory does not become a VkBuffer in place; empty if it does."""
         device = self.devices[device_id]
         # First: an address that lies better would be copied as well.
-        can = device.host_pointer_properties is not None and not demanded
-        drawback = shared.import_drawback(device) if can else ""
-        return drawback or shared.import_refusal(device, address, nbytes)
+        if not demanded and not device.physical.shares_memory and device.host_pointer_properties:
+            return shared.import_drawback(device)
+        return shared.import_refusal(device, address, nbytes)
 
     def import_host(
         self, device_id: int, address: int, nbytes: int, readonly: bool, stream: int

@@ -55,12 +55,10 @@ def _why_misaligned(page: int) -> str:
 
 
 def import_drawback(device: Device) -> str:
-    """Why a copy is better than using host memory in place; empty if it is not.
+    """Why a copy is better than using host memory in place, on a device with memory of its own.
 
     A discrete GPU reads and writes imported memory over its bus, each time.
     """
-    if device.physical.shares_memory:
-        return ""
     return (
         f"{device.physical.name} is a {device.physical.kind} device: each access to host memory in "
         "place would cross its bus (copy=False asks for it)"
