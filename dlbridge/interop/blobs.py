@@ -185,7 +185,7 @@ def from_blob(
         _check_elements(where, address, byte_offset, kind, extents, steps, limit)
         if count and where is not CPU:
             address = _bound(where, address)
-    if deleter is not None or isinstance(owner, Exporter):
+    if deleter is not None or (owner is not None and isinstance(owner, Exporter)):
         _check_end(owner, deleter, data)
     if _blobs.ended:  # a signal handler has cut the end of another one off
         _blobs.sweep()

@@ -27,7 +27,6 @@ from dlbridge.errors import ExchangeError
 from .structs import (
     DLPACK_VERSION,
     FLAG_READ_ONLY,
-    MANAGED,
     MAX_NDIM,
     TENSOR,
     Fields,
@@ -200,12 +199,12 @@ def readable_by_numpy(capsule: object, immutable: bool, new_struct: bool) -> Rea
         return None
     if immutable:
         octets, at = tensor_at(address), _CODE_OFFSET
-        fields = [*TENSOR.unpack_from(octets)]
     else:
         octets, at = managed_at(address), _TENSOR_OFFSET + _CODE_OFFSET
-        major, _, _, _, flags, *fields = MANAGED.unpack_from(octets)
+        major, flags = _MAJOR_AND_FLAGS.unpack_from(octets)  # all at once would cost 0.1 us more
         if major != DLPACK_VERSION[0] or flags & ~FLAG_READ_ONLY:
             return None
+    fields = TENSOR.unpack_from(octets, at - _CODE_OFFSET)
     data, kind, index, ndim, code, bits, lanes, shape, strides, byte_offset = fields
     own = code, bits
     relabelled = new_struct and own in _RELABELLED
@@ -247,6 +246,7 @@ def _are_moderate(strides: int, ndim: int) -> bool:
 
 
 _TOP_BYTE = 7 if sys.byteorder == "little" else 0
+_MAJOR_AND_FLAGS = Struct("=I4x16xQ")
 _PLACE = Struct("=32xQQ4xIQ8xQ")  # data, device and device_id, type, shape, byte_offset
 _CPU_0 = int.from_bytes(Struct("=ii").pack(1, 0), sys.byteorder)
 _CODE_OFFSET = 20  # of dtype.code in DLTensor

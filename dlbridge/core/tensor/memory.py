@@ -370,9 +370,9 @@ def carrier(
         # numpy would allocate memory of its own, in silence.
         what = f"{memory.origin} is at NULL, and has elements: shape {shape} of {dtype}"
         raise ExchangeError(f"{what}; check what gave the address")
-    if dtype in _makers:
+    try:
         numpy, kind, itemsize = _makers[dtype]
-    else:
+    except KeyError:
         import numpy
 
         kind = carrier_dtype(dtype)
