@@ -535,21 +535,22 @@ class Plugin:
 
     def _translated(self, member: str) -> Callable[..., Any]:
         """The *member*; it is looked up in each call: after ``fork()`` it is another one."""
-        plugin, allowed = self.backend, _ALLOWED.get(member, ())
+        plugin = self.backend
 
         def call(*given: Any) -> Any:
             try:
                 return getattr(plugin, member)(*given)
             except Exception as exc:
-                # A signal handler may raise anything, which says nothing of the backend.
-                if isinstance(exc, (Error, *allowed)) or is_from_handler(exc.__traceback__):
-                    raise
-                self._fail(exc, member)
+                self.fail(exc, member)
 
         return call
 
-    def _fail(self, exc: Exception, member: str) -> NoReturn:
-        """Raise what *exc*, which left *member*, is among dlbridge's errors."""
+    def fail(self, exc: Exception, member: str) -> NoReturn:
+        """Raise what *exc*, which left *member* and is handled now, is among dlbridge's errors."""
+        # A signal handler may raise anything, which says nothing of the backend.
+        allowed: tuple[type[Exception], ...] = Error, *_ALLOWED.get(member, ())
+        if isinstance(exc, allowed) or is_from_handler(exc.__traceback__):
+            raise  # noqa: PLE0704 - by the `except` of the caller
         try:
             text = f"backend {self.name!r} failed in {member}: {type(exc).__name__}: {exc}"
             if isinstance(undisguised(exc) if isinstance(exc, ArgumentError) else exc, MemoryError):

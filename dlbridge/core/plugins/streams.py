@@ -262,7 +262,10 @@ def current_use(device: Device, plugin: Plugin | None = None) -> StreamUse:
         return chosen[device]
     if plugin is None:
         plugin = plugin_of(device)
-    handle = plugin.current_stream(device.index)
+    try:  # as `plugin.current_stream`, without a call: each operation asks
+        handle = plugin.backend.current_stream(device.index)
+    except Exception as exc:
+        plugin.fail(exc, "current_stream")
     try:
         latest = _latest[device]
     except KeyError:
