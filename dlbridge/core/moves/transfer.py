@@ -29,7 +29,7 @@ from dlbridge.core.plugins.lookup import identity_of
 from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.public import for_guests
-from dlbridge.core.tensor.array_tensor import tensor_on
+from dlbridge.core.tensor.array_tensor import new_on_device, tensor_on
 from dlbridge.core.tensor.memory import Memory, access, new_memory
 from dlbridge.core.tensor.operand import operand_of, require_compact, wait_for_work
 from dlbridge.core.traces import TRACES, is_recording
@@ -362,9 +362,8 @@ def choose(operand: Operand, target: Device, copy: bool | None, refused: str = "
         refusal = forced or refused
         if not refusal:
             start = operand.data + operand.byte_offset + low
-            ask = plugin_of(target).host_import_refusal
-            asked = target.index, start, nbytes, copy is False
-            refusal = _imports_nothing(target) if ask is None else ask(*asked)
+            ask, index = plugin_of(target).host_import_refusal, target.index
+            refusal = ask(index, start, nbytes, copy is False) if ask else _imports_nothing(target)
         if not refusal:
             choice = HOST_IMPORT, "", ""
         elif target.is_host:
@@ -541,8 +540,7 @@ def _upload(_tensor: Tensor, operand: Operand, target: Device, progress: Progres
         use: Any = memory.last_use  # the stream that it was allocated for
         use.used = True
         copy_bytes(plugin, plugin.copy_from_host, memory, 0, content, use.handle, progress)
-    padded = operand.flags & FLAG_SUBBYTE_PADDED != 0  # as above
-    return tensor_on(memory, operand.dtype, operand.shape, padded=padded)
+    return new_on_device(memory, operand.dtype, operand.shape, operand.flags & FLAG_SUBBYTE_PADDED)
 
 
 def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> Tensor:

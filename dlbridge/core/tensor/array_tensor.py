@@ -196,18 +196,19 @@ def wrap_array(array: Array, producer: type | None = None) -> Tensor:
     >>> wrap_array(np.arange(6).reshape(2, 3)[:, ::-1]).tolist()
     [[2, 1, 0], [5, 4, 3]]
     """
-    if not array.flags.forc:
+    flags = array.flags
+    if not flags.forc:
         _check_strides(array)
-    array = with_usual_strides(array)
+    array = with_usual_strides(array) if 1 in array.shape else array
     if array.dtype not in (NATIVE_DTYPES or native_dtypes()):
         # A type that numpy does not export (ml_dtypes').
         dtype = from_numpy(array.dtype)
-        flags = FLAG_SUBBYTE_PADDED if dtype.is_subbyte else 0
-        return label_array(array.view(carrier_dtype(dtype)), dtype, flags, producer)
+        marks = FLAG_SUBBYTE_PADDED if dtype.is_subbyte else 0
+        return label_array(array.view(carrier_dtype(dtype)), dtype, marks, producer)
     # numpy does not export negative strides, on which torch 2.13 aborts, nor empty
     # tensors, which must have a NULL pointer.
-    if array.size and (array.flags.forc or min(array.strides) >= 0):
-        return wrap_plain(array, producer, readonly=not array.flags.writeable)
+    if array.size and (flags.forc or min(array.strides) >= 0):
+        return wrap_plain(array, producer, readonly=not flags.writeable)
     return _over_array(array, NATIVE_DTYPES[array.dtype], 0, producer)
 
 
@@ -430,11 +431,8 @@ def tensor_on(
     if on_cpu:
         return build(array, memory, dtype, byte_offset, flags)
     tensor = object.__new__(Tensor)  # as `_general`, without a call
-    tensor._array = array
-    tensor._memory = memory
-    tensor._dtype = dtype
-    tensor._byte_offset = byte_offset
-    tensor._flags = flags
+    tensor._array, tensor._memory, tensor._dtype = array, memory, dtype
+    tensor._byte_offset, tensor._flags = byte_offset, flags
     return tensor
 
 
@@ -445,13 +443,19 @@ def build(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags: i
     return _general(array, memory, dtype, byte_offset, flags)
 
 
+def new_on_device(memory: Memory, dtype: DType, shape: tuple[int, ...], flags: int) -> Tensor:
+    """As `tensor_on`, compact on memory of a device; a tensor has had that *shape* before."""
+    tensor = object.__new__(Tensor)  # as `_general`, without a call
+    tensor._array = carrier(memory, 0, dtype, shape, None, False)
+    tensor._memory, tensor._dtype = memory, dtype
+    tensor._byte_offset, tensor._flags = 0, flags
+    return tensor
+
+
 def _general(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags: int) -> Tensor:
     tensor = object.__new__(Tensor)
-    tensor._array = array
-    tensor._memory = memory
-    tensor._dtype = dtype
-    tensor._byte_offset = byte_offset
-    tensor._flags = flags
+    tensor._array, tensor._memory, tensor._dtype = array, memory, dtype
+    tensor._byte_offset, tensor._flags = byte_offset, flags
     return tensor
 
 
