@@ -42,9 +42,10 @@ def as_library(tensor: Tensor, like: object, copy: bool | None, *, in_pairs: boo
     the library; TypeError or ModuleNotFoundError if *like* is not a library.
     """
     conversion = Conversion(like, tensor.device)
-    types, pair = conversion.library.types or (), f"{tensor.dtype}x2"
-    if in_pairs and tensor.dtype.name not in types and pair in types and not tensor.is_padded:
-        tensor = tensor.view(pair)
+    if in_pairs:
+        types, pair = conversion.library.types or (), f"{tensor.dtype}x2"
+        if tensor.dtype.name not in types and pair in types and not tensor.is_padded:
+            tensor = tensor.view(pair)
     copied, reason = conversion.decide(tensor, copy)
     if not copied:
         return conversion.run(tensor, copied, move)

@@ -175,8 +175,7 @@ def from_blob(
         and _PAGE <= address < _FAR
         and not (address + byte_offset) % _ALIGNED
         and 0 < count < _FAR
-        and 0 < end < _FAR
-        and (steps is None or min(steps) >= 0)
+        and (steps is None or (0 < end < _FAR and min(steps) >= 0))
         and (limit is None or byte_offset + (end * kind.bits >> 3) <= limit)
     )
     if owner is not None and steps is not None and where is CPU:

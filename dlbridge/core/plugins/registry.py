@@ -535,11 +535,10 @@ class Plugin:
 
     def _translated(self, member: str) -> Callable[..., Any]:
         """The *member*; it is looked up in each call: after ``fork()`` it is another one."""
-        plugin = self.backend
 
         def call(*given: Any) -> Any:
             try:
-                return getattr(plugin, member)(*given)
+                return getattr(self.backend, member)(*given)
             except Exception as exc:
                 self.fail(exc, member)
 
