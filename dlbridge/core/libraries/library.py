@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.devices import Device
 
-    What = tuple[object, object, tuple[int, ...], int]
-    Look = tuple[Callable[[Any], What], Callable[[Any], int]]
+    Look = tuple[Callable[[Any], tuple[object, object, tuple[int, ...], int]], Callable[[Any], int]]
 
 HOST_ONLY: frozenset[int] = frozenset({DLDeviceType.kDLCPU})
 ALL_HOST: frozenset[int] = HOST_ONLY | {

@@ -33,8 +33,7 @@ def reporter(progress: ProgressLike, nbytes: int) -> Iterator[Progress | None]:
     if callable(progress):
         report = progress
     elif progress is True and nbytes >= SHOWN_FROM and _somebody_looks():
-        cell = _output()
-        report = partial(_show, time.perf_counter(), cell)
+        report = partial(_show, time.perf_counter(), cell := _output())
     elif not isinstance(progress, bool | None):
         raise TypeError(
             f"progress must be True, False or a callable (done, total), not {progress!r}"

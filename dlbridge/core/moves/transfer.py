@@ -366,10 +366,9 @@ def choose(operand: Operand, target: Device, copy: bool | None, refused: str = "
             refusal = ask(index, start, nbytes, copy is False) if ask else _imports_nothing(target)
         if not refusal:
             choice = HOST_IMPORT, "", ""
-        elif target.is_host:
-            choice = COPY_TO_OWN, refusal, ""
         else:
-            choice = UPLOAD if operand.contiguous else PACK_UPLOAD, refusal, ""
+            upload = UPLOAD if operand.contiguous else PACK_UPLOAD
+            choice = COPY_TO_OWN if target.is_host else upload, refusal, ""
     if (copy is False or not operand.contiguous) and copies(choice):
         if operand.dtype.is_subbyte and not operand.padded:
             require_compact(operand)  # before a driver is called

@@ -219,9 +219,9 @@ def operand_of(tensor: Tensor) -> Operand:
     operand.is_new = False
     is_native = type(tensor) is ArrayTensor  # read here: its property costs a call
     dtype = operand.dtype = NATIVE_DTYPES[array.dtype] if is_native else tensor._dtype
+    operand.flags = tensor._flags
     if is_native or (type(tensor) is not Tensor and isinstance(tensor, NumpyTensor)):
         operand.device = CPU
-        operand.flags = 0
         operand.data = addresses[(id(array) >> 3) + MEMBERS_AT]  # `address_of`
         operand.byte_offset = 0
         operand.memory = None
@@ -229,7 +229,6 @@ def operand_of(tensor: Tensor) -> Operand:
         return operand
     memory = operand.memory = tensor._memory
     operand.device = memory.device
-    operand.flags = tensor._flags
     operand.data = memory.data
     operand.byte_offset = tensor._byte_offset
     if dtype.bits * dtype.lanes == 8 * array.itemsize:  # the carrier has elements of that size
