@@ -42,17 +42,6 @@ def test_which_streams_are_taken(late, backend):
         backend.synchronize(0, 12345)
 
 
-def test_the_current_stream_is_the_threads_own(late, backend):
-    stream, seen = late.Stream(0), []
-    with late.stream(stream):
-        assert backend.current_stream(0) == stream.native_handle
-        assert backend.current_stream(1) == late.HANDLES
-        thread = threading.Thread(target=lambda: seen.append(backend.current_stream(0)))
-        thread.start()
-        thread.join()
-    assert seen == [late.HANDLES] == [backend.current_stream(0)]
-
-
 def test_a_tensor_of_torch_is_waited_for(late, backend):
     """Work of torch's current stream on it comes before ours on another stream."""
     first, second = late.Stream(0), late.Stream(0)
