@@ -60,6 +60,7 @@ def __getattr__(name: str) -> Any:
 
 
 class BackendTests(
+    SideEffectTests,  # pytest runs the last ones first
     ContractTests,
     MemoryTests,
     CopyTests,
@@ -78,7 +79,6 @@ class BackendTests(
     LeakTests,
     LostTests,
     ProcessTests,
-    SideEffectTests,
 ):
     """All tests of the contract.
 

@@ -6,10 +6,12 @@ import ctypes
 import gc
 import itertools
 import threading
+import weakref
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import dlbridge
@@ -22,6 +24,7 @@ from dlbridge.protocol import (
     Span,
     SupportsCopy,
     SupportsForeignData,
+    SupportsHostImport,
     SupportsHostView,
     SupportsMemoryExport,
     SupportsNative,
@@ -43,6 +46,7 @@ from .backend_moves import PublicCase, numbers, on_host
 
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Callable
 
     from .backend_base import DeviceUnderTest
 
@@ -249,6 +253,57 @@ class RefusalTests(PublicCase):
         del capsule
         gc.collect()
         assert on_host(tensor)[9] == 10
+
+    def test_refusals_keep_nothing(self, backend: Any, device: DeviceUnderTest, where: str) -> None:
+        """What a call has got is let go when the call was refused, with what its error refers to.
+
+        So is what was no object of the backend's ecosystem.
+        """
+        data = device.filled(bytes(64))
+        outside, unknown = device.span(data, 0, 5001), backend.device_count() + 3
+        array = NativeArray(
+            *(device.device_id, data, 0, "float32", (2, 3), (20, 8)), readonly=True, owner=None
+        )
+        tried: dict[str, Callable[[Any], object]] = {
+            "host memory that is imported": lambda it: dlbridge.to_device(it, where, copy=False),
+            "host memory at an odd address": lambda it: dlbridge.to_device(
+                it[1:], where, copy=False
+            ),
+            "host memory that is as long as no memory": lambda it: dlbridge.to_device(
+                np.broadcast_to(it, (1 << 40, len(it))), where
+            ),
+        }
+        if backend.device_type not in ADDRESS_DEVICES:  # else nobody knows whose memory it is
+            tried |= {
+                "host memory of an upload": lambda it: device.copy(outside, memoryview(it)),
+                "host memory of a download": lambda it: device.copy(memoryview(it), outside),
+                "the owner of unknown memory": lambda it: dlbridge.from_blob(
+                    data ^ (1 << 40) ^ 2, (8,), "uint8", device=where, owner=it
+                ),
+            }
+        if isinstance(backend, SupportsHostImport):
+            tried["an import that nobody has asked about"] = lambda it: device.free(
+                device.import_host(it.ctypes.data + 1, 5000)[0]
+            )
+        if isinstance(backend, SupportsNative):
+            tried |= {
+                "an object of another library": backend.from_native,
+                "the owner of a read-only array": lambda it: backend.to_native(
+                    array._replace(owner=it)
+                ),
+                "the owner of an array of an unknown device": lambda it: backend.to_native(
+                    array._replace(device_id=unknown, owner=it)
+                ),
+            }
+        for what, call in tried.items():
+            given = np.zeros(5001, "u1")
+            seen = weakref.ref(given)
+            with suppress(Error, BufferError, MemoryError):
+                call(given)
+            del given
+            device.synchronize()
+            gc.collect()
+            assert seen() is None, f"{what} is kept after the call"
 
 
 class LostTests(BackendCase):

@@ -265,21 +265,6 @@ class ThreadTests(PublicCase):
 
         run_in_threads(work)
 
-    def test_each_member_in_another_thread(
-        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
-    ) -> None:
-        """A thread that has not used the device before gets what this one gets."""
-        for name, call in each_member(device, *host_pages).items():
-            got: list[object] = [call()]
-            failures: list[BaseException] = []
-            given = failures, partial(note, got, call)
-            thread = threading.Thread(target=catch, args=given, daemon=True)
-            thread.start()
-            thread.join(self.patience)
-            assert not thread.is_alive(), f"{name} does not return in another thread"
-            assert not failures, f"{name} fails in another thread: {failures[0]!r}"
-            assert are_same(*got), f"{name} gives something else in another thread"
-
     def test_neighbouring_bytes(self, backend: Any, device: DeviceUnderTest) -> None:
         """Each thread writes one byte of the same few, and reads no other value there.
 
@@ -430,6 +415,21 @@ class ThreadTests(PublicCase):
             check_live(device.backend, before, f"after a {kind} was dropped {way}")
         assert are_same(bytes(host_pages[1]), content)
         assert device.read(device.filled(b"and on"), 0, 6) == b"and on"
+
+    def test_each_member_in_another_thread(
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """A thread that has not used the device before gets what this one gets."""
+        for name, call in each_member(device, *host_pages).items():
+            got: list[object] = [call()]
+            failures: list[BaseException] = []
+            given = failures, partial(note, got, call)
+            thread = threading.Thread(target=catch, args=given, daemon=True)
+            thread.start()
+            thread.join(self.patience)
+            assert not thread.is_alive(), f"{name} does not return in another thread"
+            assert not failures, f"{name} fails in another thread: {failures[0]!r}"
+            assert are_same(*got), f"{name} gives something else in another thread"
 
     def makes(self, device: DeviceUnderTest, address: int, kind: str) -> Callable[[], Allocation]:
         """What makes one of the *kind*, or a skip with the reason that there is none."""

@@ -2111,7 +2111,8 @@ def parts_do_not_keep_the_whole(fake, real, obj):
 @breaks("to_native", "test_native_layouts")
 def native_shape_is_squeezed(fake, real, array):
     """Dimensions of one element are dropped."""
-    steps = array.strides or np.empty(array.shape, dlbridge.dtype(array.dtype).name).strides
+    itemsize = dlbridge.dtype(array.dtype).itemsize
+    steps = array.strides or np.empty(array.shape, f"V{itemsize}").strides
     kept = [pair for pair in zip(array.shape, steps, strict=True) if pair[0] != 1]
     if len(kept) == len(array.shape):
         return real(array)
