@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from functools import lru_cache
-from operator import attrgetter, methodcaller
+from operator import attrgetter, methodcaller, mul
 from typing import TYPE_CHECKING, Any
 
 from dlbridge import DLDeviceType, dtype as as_dtype
@@ -28,7 +28,7 @@ from dlbridge.extending import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlbridge import Device, Tensor
+    from dlbridge import Device, Operand, Tensor
 
 
 def is_readonly_torch(cls: type) -> bool:
@@ -170,12 +170,24 @@ def _refuse_without_memory(x: Any, readonly: bool) -> None:
         )
 
 
-def _check_memory(x: Any) -> None:
-    """`refuse_hidden`, if the tensor *x* reaches past the end of its storage."""
-    stored = len(x.untyped_storage())  # its `nbytes` costs 15 ns more
-    whole = x.nbytes == stored and not x.storage_offset() and x.is_contiguous()
-    if not whole and _end(x) > stored:
+def _check_memory(operand: Operand, x: Any) -> None:
+    """`refuse_hidden`, if *operand*, made of the tensor *x*, is not all in the storage of *x*."""
+    storage = x.untyped_storage()
+    low, nbytes = 0, operand.nbytes
+    if nbytes and not operand.contiguous:
+        array = operand.carrier
+        steps = array.strides
+        if min(steps) < 0:
+            low, nbytes = operand.span()
+        else:  # the same, in a third of the time
+            nbytes = sum(map(mul, array.shape, steps)) - sum(steps) + array.itemsize
+    start = operand.data + low - storage.data_ptr()
+    if nbytes and not 0 <= start <= len(storage) - nbytes:
         refuse_hidden(x)
+        raise ExchangeError(
+            "the torch tensor has other memory now than the tensor that was made of it "
+            "(share_memory_ moved it): make that again, dlbridge.asarray(x)"
+        )
 
 
 def is_without_memory(x: Any) -> bool:

@@ -95,6 +95,35 @@ def test_no_copy_goes_past_the_end_of_a_torch_storage(copied):
     copied(x)
 
 
+def test_no_copy_reads_memory_that_torch_has_moved():
+    """Also of a part, and of strides both ways: what lies in the storage is copied."""
+    torch = peer("torch")
+    x = torch.arange(100_000.0)
+    tensor = bridge.asarray(x)
+    views = tensor, tensor[1:], tensor[3::2], tensor[::-1]
+    whole = [view.tolist() for view in views]
+    assert whole == [view.numpy(copy=True).tolist() for view in views]
+    assert whole[1:] == [x[1:].tolist(), x[3::2].tolist(), x.flip(0).tolist()]
+    x.share_memory_()
+    for view in views:
+        with pytest.raises(BufferError, match=r"other memory now.*share_memory_ moved it"):
+            bridge.copy_(bridge.zeros(view.shape), view)
+        with pytest.raises(BufferError, match="other memory now"):
+            bridge.copy_(view, bridge.zeros(view.shape))
+    assert bridge.from_dlpack(x, copy=True).tolist() == whole[0]
+
+
+def test_a_part_of_a_small_storage_is_copied_if_it_lies_in_it():
+    torch = peer("torch")
+    x = torch.arange(16.0)
+    x.untyped_storage().resize_(16)
+    tensor = bridge.asarray(x)
+    assert tensor[:4].tobytes() == np.arange(4, dtype="f4").tobytes()
+    for outside in (tensor[:5], tensor[:6:5], tensor[4::-1], tensor[9:]):
+        with pytest.raises(BufferError, match="it has 16 bytes"):
+            outside.tobytes()
+
+
 def test_torch_says_itself_why_it_gives_no_address():
     torch = peer("torch")
     x = torch.ones(4)

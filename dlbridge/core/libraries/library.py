@@ -121,8 +121,8 @@ class Library(NamedTuple):
         Gets a class of *arrays*, once; returns a function that makes a `Tensor` of an
         array of exactly that class faster than dlbridge's own way, with the same result.
     check_memory : callable or None
-        Gets an array of which *importer* has made a tensor, before bytes are copied from it or to
-        it; raises `ExchangeError` if its memory ends before its elements do.
+        Gets an `Operand`, before its bytes are copied, and the array of which *importer* has made
+        it; raises `ExchangeError` if not all of it is in memory of that array.
     on_host : callable or None
         Gets an array; whether it is in the CPU's memory. None: all are, or *importer* is not
         worth a question.
@@ -198,7 +198,7 @@ class Library(NamedTuple):
     expose: Callable[[Any, bool | None], Any] | None = None
     by_arrow: Callable[[Any], bool] | None = None
     importer: Callable[[type], Callable[[Any], Tensor]] | None = None
-    check_memory: Callable[[Any], object] | None = None
+    check_memory: Callable[[Any, Any], object] | None = None
     on_host: Callable[[Any], bool] | None = None
     as_numpy: Callable[[], Callable[[Any], Any]] | None = None
     of_numpy: Callable[[], Callable[[Any], Any]] | None = None

@@ -99,8 +99,8 @@ def copy_array(target: Array, source: Array, progress: Progress | None = None) -
     direct = _CHUNK if target.strides == source.strides else _THREADED_STRIDED
     if nbytes < _SMALL or (nbytes <= direct and _runs_alike(target, source)):
         if target.strides != source.strides and np.may_share_memory(target, source):
-            source = source.copy()  # numpy's copyto has written elements before it read them
-        np.copyto(target, source)
+            source = source.copy()  # numpy has written elements before it read them
+        target[...] = source  # a third of the time of copyto, whose dispatch is slow
         if progress is not None:
             progress(nbytes, nbytes)
         return

@@ -209,8 +209,6 @@ def operand_of(tensor: Tensor) -> Operand:
     """
     operand = _new(Operand)
     array = operand.carrier = tensor._array
-    if MEMORY_CHECKS:
-        check_memory(array)
     operand.shape = array.shape
     flags = array.flags
     operand.contiguous = flags.c_contiguous
@@ -226,6 +224,9 @@ def operand_of(tensor: Tensor) -> Operand:
         operand.byte_offset = 0
         operand.memory = None
         operand.nbytes = array.nbytes
+        check = MEMORY_CHECKS.get(type(array.base))
+        if check is not None:
+            check(operand, array.base)
         return operand
     memory = operand.memory = tensor._memory
     operand.device = memory.device
@@ -238,17 +239,16 @@ def operand_of(tensor: Tensor) -> Operand:
     return operand
 
 
-MEMORY_CHECKS: dict[type, Callable[[Any], object]] = {}
-"""Class of arrays -> `Library.check_memory`."""
+MEMORY_CHECKS: dict[type, Callable[[Operand, Any], object]] = {}
+"""Class of the base of an array of numpy -> `Library.check_memory`; numpy's -> `check_base`."""
 
 
-def check_memory(array: Any) -> None:
-    """Raise ExchangeError if another library has taken away memory under the numpy *array*."""
-    base = array.base
-    while type(base) is type(array):
+def check_base(operand: Operand, base: Any) -> None:
+    """Check the memory of *operand*, a view of *base*: raise as the check of what it lies in."""
+    while type(base) is type(operand.carrier):
         base = base.base
     if type(base) in MEMORY_CHECKS:
-        MEMORY_CHECKS[type(base)](base)
+        MEMORY_CHECKS[type(base)](operand, base)
 
 
 def turned(operand: Operand, axes: Sequence[int], back: Collection[int]) -> Operand:
