@@ -125,6 +125,12 @@ BRANCHES = {
             'skipif(not hasattr(signal, "setitimer")'
         ),
     },
+    "dlbridge/testing/backend_side_effects.py": {
+        "os.sched_getaffinity": 'if hasattr(os, "sched_getaffinity"):',
+        "signal.ITIMER_REAL signal.SIGALRM signal.setitimer": (
+            'skipif(not hasattr(signal, "setitimer")'
+        ),
+    },
     "dlbridge/testing/backend_threads.py": {
         "signal.ITIMER_REAL signal.SIGALRM signal.setitimer": 'if hasattr(signal, "setitimer"):'
     },
