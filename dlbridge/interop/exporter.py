@@ -17,7 +17,7 @@ from dlbridge.abi import (
     no_tensor,
     produce,
 )
-from dlbridge.extending import origin_of, public_in
+from dlbridge.extending import origin_of, public_in, with_article
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,6 +143,16 @@ class Exporter:
             owner, found = _first(cls, name)
             if isinstance(found, MethodProperty) and owner is not giver:
                 setattr(cls, name, vars(Exporter)[name])
+
+    @property
+    def __tensor_export__(self) -> Any:
+        # Asked where another Exporter, or the same one, is held in place of a Tensor.
+        raise AttributeError(
+            f"the attribute that an Exporter names holds {with_article(origin_of(self))}, not a "
+            "dlbridge.Tensor; dlbridge.asarray(x) makes one of any array"
+        )
+
+    __tensor_device__ = __tensor_export__
 
     def __as_tensor__(self) -> Tensor:
         raise NotImplementedError(

@@ -604,7 +604,8 @@ for _ in led_back():
             try:
                 ask(x)
             except (AttributeError, BufferError, TypeError) as exc:
-                assert "Tensor" in str(exc) or "__tensor_" in str(exc), exc
+                assert "not a dlbridge.Tensor" in str(exc), exc
+                assert "__tensor_" not in str(exc), exc
             else:
                 raise AssertionError(ask)
 """
