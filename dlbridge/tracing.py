@@ -20,6 +20,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class Trace:
     """The plans that ran in a ``with trace()`` block, in order; ``print(t)`` lists them.
 
+    It is a sequence of its plans: one without plans is false, so ask ``trace is None`` for none.
+
     Attributes
     ----------
     plans : list of Plan

@@ -46,6 +46,7 @@ class Exchange(NamedTuple):
         device. Empty: the addresses of the argument and of the result tell.
     argument : str
         The name of the parameter that is the array, of a Python function; empty: the first one.
+        The function must not assign it: it may be read when the function returns.
 
     Examples
     --------
