@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,11 @@ class OverlapTests(PublicCase):
     """`copy_` between two tensors that may be the same bytes."""
 
     overlaps = 100
-    """How many random pairs are copied in each memory."""
+    """How many random pairs are copied in each memory.
+
+    They are always the same ones. The environment may ask for more of them,
+    ``DLBRIDGE_OPERATIONS=5000``, and for others, ``DLBRIDGE_KIT_SEED=7``.
+    """
 
     def test_overlaps(self, backend: Any, device: DeviceUnderTest, where: str) -> None:
         """Memory that dlbridge made: all that leads to it again, also on the host."""
@@ -117,9 +122,10 @@ class OverlapTests(PublicCase):
     ) -> None:
         """Copy random parts of *tensor*'s memory to others, each by one of the *ways* and more."""
         ways = {**self.ways(tensor, backend, device), **ways}
-        chance = random.Random(str(tensor.device))
-        for seed in range(self.overlaps):
-            content = np.frombuffer(random_bytes(NBYTES, seed), "u1")
+        chance = random.Random(f"{tensor.device}{os.environ.get('DLBRIDGE_KIT_SEED', '')}")
+        pairs = int(os.environ.get("DLBRIDGE_OPERATIONS") or self.overlaps)
+        for number in range(pairs):
+            content = np.frombuffer(random_bytes(NBYTES, number), "u1")
             dlbridge.copy_(tensor, content)
             to, at = chance.choice(list(ways)), chance.choice(list(ways))
             shape = chance.choice(SHAPES)
@@ -134,6 +140,7 @@ class OverlapTests(PublicCase):
             assert np.array_equal(values, want.reshape(-1)), (
                 f"copy_ of {parts[1]} in {at!r} to {parts[0]} in {to!r}, both {shape}"
             )
+        print(f"{pairs} overlaps on {tensor.device}, by {', '.join(ways)}")
 
     def ways(self, tensor: Any, backend: Any, device: DeviceUnderTest) -> dict[str, Any]:
         """What leads to the memory of *tensor*, by the name of the way.

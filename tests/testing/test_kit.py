@@ -70,6 +70,42 @@ def test_a_failure_shows_what_was_drawn_and_how_to_draw_it_again(tmp_path):
     assert sizes(DLBRIDGE_KIT_SEED=f"{int(seed) ^ 1}")[0] != first
 
 
+OVERLAPS = """
+from dlbridge.testing import backend_overlaps
+
+drawn = backend_overlaps.random_parts
+
+def shown(chance, shape):
+    parts = drawn(chance, shape)
+    print("a pair of", shape, parts)
+    return parts
+
+backend_overlaps.random_parts = shown
+
+class TestFake(backend_overlaps.OverlapTests):
+    name = "ext_dev"
+"""
+
+
+def test_the_environment_asks_for_more_overlaps_and_for_others(tmp_path):
+    """Without it they are always the same ones."""
+    (tmp_path / "test_pairs.py").write_text(OVERLAPS)
+
+    def pairs(**env):
+        asked = ("-q", "-p", "no:cacheprovider", "-rP", "test_pairs.py::TestFake::test_overlaps")
+        done = run_pytest(*asked, cwd=tmp_path, env=env)
+        assert done.returncode == 0, done.stdout
+        found = re.findall(r"^a pair of .*$", done.stdout, re.MULTILINE)
+        assert f"{len(found)} overlaps on ext_dev:0" in done.stdout
+        return found
+
+    usual = pairs()
+    assert len(usual) == 100
+    assert pairs() == usual
+    assert pairs(DLBRIDGE_OPERATIONS="130")[:100] == usual
+    assert pairs(DLBRIDGE_KIT_SEED="7") != usual
+
+
 def test_without_pytest_the_kit_says_what_to_install():
     code = "import sys; sys.modules['pytest'] = None; import dlbridge.testing"
     words = "ImportError: dlbridge.testing needs pytest: pip install dlbridge[testing]"
