@@ -130,7 +130,11 @@ class ContractTests(BackendCase):
             assert done.returncode in (0, 77), done.stderr
             assert done.stdout.strip(), "the backend was loaded without its driver, or says nothing"
         if self.without_package:
-            code = f"import sys; sys.modules[{self.without_package!r}] = None\n{SCENE}\nload()"
+            # Also where the backend is switched off: the question is what its class says.
+            code = (
+                "import os, sys\nos.environ.pop('DLBRIDGE_BACKENDS', None)\n"
+                f"sys.modules[{self.without_package!r}] = None\n{SCENE}\nload()"
+            )
             done = run_python(code, *given, limit=self.patience)
             assert done.returncode in (0, 77), done.stderr
             assert "pip install" in done.stdout, "the error does not say how to install the package"

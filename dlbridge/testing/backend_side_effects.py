@@ -36,6 +36,8 @@ OPENED = """
 import signal
 from dlbridge.testing.backend_side_effects import state, use, what_differs
 
+# A process in the background may be started with SIGINT ignored, and hands that on.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 before = state()
 print("used:", end="")
 backend = load()
