@@ -20,7 +20,7 @@ NOT_RUN := $(abspath $(VENV))/not-run
 # All tests but those that need hardware, or minutes each.
 ALL := -m 'not gpu and not amd and not stress'
 
-.PHONY: help setup demo test test-quick test-all test-core test-backends test-opencl-platforms test-new-backend pythons test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench history bench-write bench-gpu docs site wheels release-rehearsal storm clean
+.PHONY: help setup demo test test-quick test-all coverage test-core test-backends test-opencl-platforms test-new-backend pythons test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench history bench-write bench-gpu docs site wheels release-rehearsal storm clean
 
 help:
 	@echo "make demo     a photograph through every backend of this machine"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-quick  those of the core and the FFI that start no process (a minute or two)"
 	@echo "make test-all also other CPythons and the checks of the tests themselves; not stress, gpu, amd"
 	@echo "make test-opencl-platforms   OpenCL with three drivers in one process (half a minute)"
+	@echo "make coverage what the tests run of each room, and by name what they do not (half an hour)"
 	@echo "make test-new-backend   a new backend beside dlbridge[testing] alone (a minute)"
 	@echo "make pythons  bring CPython 3.14, 3.15 and 3.14t into .pythons, from Debian; no root"
 	@echo "make setup    only installs what the tests need, into .venv"
@@ -117,6 +118,17 @@ test-opencl-platforms: $(VENV)/.test
 test-all: $(VENV)/.test
 	$(BIN)/python tests/pythons.py --all --peers
 	$(MAKE) test-core test-backends SELECTED="$(ALL)"
+
+# What the tests run of each room, and by name what they do not, into build/coverage.md: each night.
+# A test that counts calls or replaces the trace function may fail under it, and fails nothing here.
+coverage: $(VENV)/.test
+	$(BIN)/pip install -q $(VERSIONS) coverage
+	rm -rf build/coverage && mkdir -p build/coverage
+	-COVERAGE_FILE=$(abspath build/coverage/data) $(MAKE) -k test-core test-backends PYTEST='$(BIN)/python -m coverage run -m pytest -q'
+	cd build/coverage && $(abspath $(BIN))/python -m coverage combine -q --rcfile=$(abspath pyproject.toml) --data-file=data .
+	$(BIN)/python -m coverage json -q --data-file=build/coverage/data -o build/coverage/report.json
+	$(BIN)/python tests/support/coverage_rooms.py build/coverage/report.json > build/coverage.md
+	cat build/coverage.md
 
 # The project of new-backend and its workflow, beside the wheel of dlbridge and its extra `testing`.
 test-new-backend: $(VENV)/.base

@@ -112,9 +112,10 @@ def interrupted(moment):
     kind = Resources(release)
     owner = Owner(kind, iter([1]))
     sys._getframe().f_trace_opcodes = True  # CPython 3.12 looks for one when tracing begins
+    before = sys.gettrace()
     sys.settrace(trace)
     del owner
-    sys.settrace(None)
+    sys.settrace(before)
     kind.sweep()
     return len(steps), len(released), len(kind)
 
@@ -143,10 +144,11 @@ def begun(moment):
 
     kind = Resources(lambda name: released.append(name) or True)
     owner = None
+    before = sys.gettrace()
     sys.settrace(trace)
     with suppress(Struck):
         owner = Owner(kind, "cut off")
-    sys.settrace(None)
+    sys.settrace(before)
     del owner
     other = Owner(kind, "other")
     del other
