@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
 
 
-_LEGACY_FIELDS = struct.Struct(f"{TENSOR.format}QQ")  # dl_tensor, manager_ctx, deleter
+_LEGACY = struct.Struct(f"{TENSOR.format}QQ")  # dl_tensor, manager_ctx, deleter
 
 
 def export_array(
@@ -77,9 +77,9 @@ def describe(image: Image, theirs: Any, described: Any, versioned: bool, deleter
 
     With *deleter* that is one of our own, which has no context.
     """
-    dtype, added, where = image
-    layout, tensor, context = (MANAGED, 5, 2) if versioned else (_LEGACY_FIELDS, 0, 10)
-    fields = [*layout.unpack_from(theirs)]
+    dtype, added, place = image
+    kind, tensor, context = (MANAGED, 5, 2) if versioned else (_LEGACY, 0, 10)
+    fields = [*kind.unpack_from(theirs)]
     if versioned:
         # Since 1.2 strides may not be NULL; numpy 2.2 leaves those of compact arrays so.
         fields[:2] = DLPACK_VERSION if fields[tensor + 8] else (DLPACK_VERSION[0], 1)
@@ -87,9 +87,9 @@ def describe(image: Image, theirs: Any, described: Any, versioned: bool, deleter
     if deleter:
         fields[context : context + 2] = 0, deleter
     fields[tensor + 4 : tensor + 7] = dtype.code, dtype.bits, dtype.lanes
-    if where is not None:
-        fields[tensor], (fields[tensor + 1], fields[tensor + 2]), fields[tensor + 9] = where
-    layout.pack_into(described, 0, *fields)
+    if place is not None:
+        fields[tensor], (fields[tensor + 1], fields[tensor + 2]), fields[tensor + 9] = place
+    kind.pack_into(described, 0, *fields)
 
 
 class OwnExport:
@@ -125,10 +125,13 @@ class OwnExport:
 
 
 class _Loan(int):
-    """The address of a `struct` in our capsule, with numpy's `capsule` that owns the memory."""
+    """The address of a struct in a capsule of ours, with numpy's capsule that owns the memory."""
+
+    capsule: object
+    struct: Any
 
 
-_loans: set[Any] = immortal(set())
+_loans: set[int] = immortal(set())
 """The loans whose deleter has not been called. An int finds the loan of its value."""
 
 _structs: list[dict[int, Any]] = immortal([{}, {}])
@@ -138,11 +141,11 @@ torch (2.13) calls the deleter of a tensor that it refuses, and leaves the
 capsule its name, so that the capsule's destructor calls the deleter again: it
 must find the struct, a deleter that does nothing the second time, and no new
 struct at that address. That a capsule has been destroyed is certain when
-another one has its address, and not before. So it does not matter how many
-are made and dropped later; `_ADDRESSES` limits those that have other addresses.
+another one lies in its place, and not before. So it does not matter how many
+are made and dropped later; `_PLACES` limits those that lie in other places.
 """
 
-_ADDRESSES = 1 << 15
+_PLACES = 1 << 15
 """How many addresses are in a generation, before the next begins, and the last is forgotten."""
 
 _recent: deque[Any] = immortal(deque(maxlen=4096))
@@ -166,7 +169,7 @@ class _Kind:
         self.deleter = int(ffi.cast("uintptr_t", _discard))
 
 
-_kinds = {True: _Kind(MANAGED.size, CURRENT), False: _Kind(_LEGACY_FIELDS.size, LEGACY)}
+_kinds = {True: _Kind(MANAGED.size, CURRENT), False: _Kind(_LEGACY.size, LEGACY)}
 
 
 def with_image(capsule: object, image: Image, version: tuple[int, int] | None) -> object:
@@ -183,7 +186,7 @@ def with_image(capsule: object, image: Image, version: tuple[int, int] | None) -
     kind = _kinds[versioned]
     new = kind.new()
     describe(image, kind.at(address_in(capsule)), new, versioned, kind.deleter)
-    loan: Any = _Loan(ctypes.addressof(new))
+    loan = _Loan(ctypes.addressof(new))
     loan.capsule, loan.struct = capsule, new
     _recent.append(new)
     try:
@@ -192,7 +195,7 @@ def with_image(capsule: object, image: Image, version: tuple[int, int] | None) -
         capsule = new_capsule(loan, kind.name, kind.destructor)
         latest = _structs[1]
         latest[id(capsule)] = new
-        if len(latest) > _ADDRESSES:
+        if len(latest) > _PLACES:
             # Also right when several threads do it, and one of them late: a generation has one
             # next, and keeps it.
             _structs[:] = latest, latest.setdefault(0, {})
@@ -211,9 +214,10 @@ def _at_exit() -> None:
     for kind in _kinds.values():
         kind.deleter = HARMLESS
     for loan in tuple(_loans):
-        immortal(loan)
-        at = DELETER_OFFSETS[ctypes.sizeof(loan.struct) == _LEGACY_FIELDS.size]
-        struct.pack_into("=Q", loan.struct, at, HARMLESS)
+        held: Any = loan
+        immortal(held)
+        at = DELETER_OFFSETS[ctypes.sizeof(held.struct) == _LEGACY.size]
+        struct.pack_into("=Q", held.struct, at, HARMLESS)
 
 
 # The arguments of __dlpack__, by the rules of the array API standard 2025.12 ----------
