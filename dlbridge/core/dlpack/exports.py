@@ -190,7 +190,8 @@ def with_image(capsule: object, image: Image, version: tuple[int, int] | None) -
     loan.capsule, loan.struct = capsule, new
     _recent.append(new)
     try:
-        kind.destructor = kind.destructor or get_destructor(capsule)
+        if not kind.destructor:
+            kind.destructor = get_destructor(capsule)
         _loans.add(loan)
         capsule = new_capsule(loan, kind.name, kind.destructor)
         latest = _structs[1]
