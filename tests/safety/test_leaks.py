@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(
 
 def flat(cycle, times, *owners):
     """Run *cycle* so often; what it leaves behind would show."""
-    for _ in range(5000):  # caches, free lists, first uses, the latest structs
+    for _ in range(5000):  # caches, free lists, first uses, the 4,096 latest structs
         cycle()
     gc.collect()
     counts = [sys.getrefcount(owner) for owner in owners]

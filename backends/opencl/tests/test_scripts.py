@@ -10,7 +10,6 @@ import pyopencl.array
 import pytest
 
 import dlbridge as bridge
-from tests.support.scripts import run_script
 
 N = 1 << 16
 DOUBLE = "__kernel void twice(__global float *x) { x[get_global_id(0)] *= 2; }"
@@ -132,33 +131,3 @@ def test_there_and_back_through_another_library(opencl, peer):
     gc.collect()
     assert str(again.device) == "opencl:0"
     assert (bridge.to_device(again, "cpu").numpy() == np.arange(N)).all()
-
-
-def test_what_torch_refused_ends_no_later_export(opencl, peer):
-    """torch deletes what it refuses, and the capsule does it again when its caller drops it.
-
-    The later exports were ended, where one lay at an old address.
-    """
-    peer("torch")
-    out = run_script("""
-import torch
-import dlbridge as bridge
-t = bridge.zeros(4, "float32", device="opencl:0")
-
-def capsule():
-    return t.__dlpack__(max_version=(1, 0))
-
-refused = [capsule() for _ in range(100)]
-words = set()
-for each in refused:
-    try:
-        torch.utils.dlpack.from_dlpack(each)
-    except RuntimeError as error:
-        words.add("INTERNAL ASSERT" in str(error))
-for _ in range(10_000):
-    capsule()
-later = [capsule() for _ in range(6_000)]
-refused.clear()
-print(words, sum(bridge.from_dlpack(each).shape == (4,) for each in later))
-""")
-    assert out == "{True} 6000\n"

@@ -36,6 +36,7 @@ from .capsules import (
     USED_CURRENT,
     VERSIONED_POINTER,
     get_destructor,
+    get_pointer,
     new_capsule,
     set_name,
 )
@@ -134,22 +135,13 @@ class _Loan(int):
 _loans: set[int] = immortal(set())
 """The loans whose deleter has not been called. An int finds the loan of its value."""
 
-_structs: list[dict[int, Any]] = immortal([{}, {}])
-"""The struct of the latest capsule at each address, kept after its deletion: two generations.
+_recent: deque[Any] = deque(maxlen=4096)
+"""The latest structs, kept after their deletion.
 
 torch (2.13) calls the deleter of a tensor that it refuses, and leaves the
 capsule its name, so that the capsule's destructor calls the deleter again: it
-must find the struct, a deleter that does nothing the second time, and no new
-struct at that address. That a capsule has been destroyed is certain when
-another one lies in its place, and not before. So it does not matter how many
-are made and dropped later; `_PLACES` limits those that lie in other places.
+must find the struct, and a deleter that does nothing the second time.
 """
-
-_PLACES = 1 << 15
-"""How many addresses are in a generation, before the next begins, and the last is forgotten."""
-
-_recent: deque[Any] = immortal(deque(maxlen=4096))
-"""The latest structs, for a consumer that deletes a struct twice after its capsule."""
 
 # It calls C directly: no signal handler can interrupt it, and a pending exception
 # of the consumer is kept.
@@ -184,23 +176,20 @@ def with_image(capsule: object, image: Image, version: tuple[int, int] | None) -
             "the consumer must ask with max_version=(1, 0) or later"
         )
     kind = _kinds[versioned]
+    try:
+        if not kind.destructor:
+            kind.destructor = get_destructor(capsule)
+        theirs = get_pointer(capsule, kind.name)
+    except ctypes.ArgumentError as exc:
+        raise undisguised(exc) from None
     new = kind.new()
-    describe(image, kind.at(address_in(capsule)), new, versioned, kind.deleter)
+    describe(image, kind.at(theirs), new, versioned, kind.deleter)
     loan = _Loan(ctypes.addressof(new))
     loan.capsule, loan.struct = capsule, new
     _recent.append(new)
     try:
-        if not kind.destructor:
-            kind.destructor = get_destructor(capsule)
         _loans.add(loan)
-        capsule = new_capsule(loan, kind.name, kind.destructor)
-        latest = _structs[1]
-        latest[id(capsule)] = new
-        if len(latest) > _PLACES:
-            # Also right when several threads do it, and one of them late: a generation has one
-            # next, and keeps it.
-            _structs[:] = latest, latest.setdefault(0, {})
-        return capsule
+        return new_capsule(loan, kind.name, kind.destructor)
     except BaseException as exc:
         _loans.discard(loan)
         if isinstance(exc, ctypes.ArgumentError):
@@ -214,6 +203,7 @@ def _at_exit() -> None:
     # deleter when they call it, so from now on it is a harmless C function.
     for kind in _kinds.values():
         kind.deleter = HARMLESS
+    immortal(_recent)
     for loan in tuple(_loans):
         held: Any = loan
         immortal(held)
