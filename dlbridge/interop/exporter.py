@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge import Tensor
 from dlbridge.abi import (
@@ -145,7 +145,7 @@ class Exporter:
                 setattr(cls, name, vars(Exporter)[name])
 
     @property
-    def __tensor_export__(self) -> Any:
+    def __tensor_export__(self) -> NoReturn:
         # Asked where another Exporter, or the same one, is held in place of a Tensor.
         raise AttributeError(
             f"the attribute that an Exporter names holds {with_article(origin_of(self))}, not a "
