@@ -210,6 +210,23 @@ def test_exceptions_of_descriptions_do_not_reach_the_program(monkeypatch):
     assert "OSError: an exception in the table's own code" in str(exchanges)
 
 
+def test_an_array_that_does_not_answer_where_others_of_its_class_did(monkeypatch):
+    from dlbridge.watching import arrays
+
+    def refused(_x):
+        raise RuntimeError("a sparse tensor has no nbytes")
+
+    with bridge.watch() as exchanges:
+        for turn in range(5):
+            kind = arrays.kinds.get(np.ndarray)
+            if turn in {2, 4}:
+                monkeypatch.setattr(kind, "look" if turn == 2 else "address", refused)
+            take(np.zeros(3))
+            monkeypatch.undo()
+    assert sum(row.calls for row in exchanges) == 5
+    assert "sparse" not in str(exchanges)
+
+
 def test_exceptions_of_the_program_pass():
     with bridge.watch() as exchanges:
         for _ in range(3):
