@@ -6,7 +6,6 @@ Each move asks. This module stands below all others of the core, so that a tenso
 from __future__ import annotations
 
 import threading
-from functools import cache
 from sys import modules
 from typing import Any
 
@@ -28,20 +27,24 @@ def traces_of_this_thread() -> list[Any]:
     return [each for each in TRACES.copy() if each.thread in (None, me)]
 
 
-@cache
-def logger() -> Any:
-    """The logger ``dlbridge``."""
-    import logging
+_log: Any = None
 
-    return logging.getLogger("dlbridge")
+
+def logger() -> Any:
+    """The logger ``dlbridge``; None while nobody has imported logging, and so asked for a log."""
+    global _log
+    if "logging" in modules:
+        import logging
+
+        _log = logging.getLogger("dlbridge")
+    return _log
 
 
 def is_recording() -> bool:
     """Whether a trace of this thread, or the log, takes what is copied now."""
     if TRACES and traces_of_this_thread():
         return not INSIDE.copy
-    if "logging" not in modules:  # who has not imported it has asked for no log
+    log = _log or logger()
+    if log is None or (log.level or log.parent.level) > 10:  # before what takes five times as long
         return False
-    log = logger()
-    # The first question is a part of the second one, and takes a fifth of its time.
-    return (log.level or log.parent.level) <= 10 and log.isEnabledFor(10) and not INSIDE.copy
+    return log.isEnabledFor(10) and not INSIDE.copy

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from sys import modules
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.public import for_guests, public
@@ -227,8 +226,8 @@ def _record(plan: Plan, seconds: float) -> None:
     plan.where = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
     for active in traces_of_this_thread():
         active.plans.append(plan)
-    if plan.nbytes and "logging" in modules:
-        logger().debug("%s: %s; %s", plan._head(), plan.reasons, plan.took)
+    if plan.nbytes and (log := logger()):
+        log.debug("%s: %s; %s", plan._head(), plan.reasons, plan.took)
 
 
 @for_guests

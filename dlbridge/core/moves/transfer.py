@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from functools import cache
 from math import prod
-from sys import modules
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.dlpack.exports import check_copy
@@ -32,7 +31,7 @@ from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.array_tensor import new_on_device, tensor_on
 from dlbridge.core.tensor.memory import Memory, access, new_memory
 from dlbridge.core.tensor.operand import operand_of, require_compact, wait_for_work
-from dlbridge.core.traces import TRACES, is_recording
+from dlbridge.core.traces import is_recording
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.text import bytes_text
@@ -253,7 +252,7 @@ def move(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
     """Bring *tensor* to *target*."""
     operand = operand_of(tensor)
     choice = choose(operand, target, copy)
-    if not TRACES and ("logging" not in modules or choice[0] is SHARE or not is_recording()):
+    if not is_recording():
         return run(choice, tensor, operand, target, copy)[0]
     start = time.perf_counter()
     moved, ran = run(choice, tensor, operand, target, copy)
