@@ -42,6 +42,9 @@ def as_library(tensor: Tensor, like: object, copy: bool | None, *, in_pairs: boo
     the library; TypeError or ModuleNotFoundError if *like* is not a library.
     """
     conversion = Conversion(like, tensor.device)
+    result = conversion.at_once(tensor)
+    if result is not None:
+        return result
     if in_pairs:
         types, pair = conversion.library.types or (), f"{tensor.dtype}x2"
         if tensor.dtype.name not in types and pair in types and not tensor.is_padded:

@@ -185,14 +185,14 @@ def from_dlpack(
     >>> t.data_ptr() == a.ctypes.data
     True
     """
-    if device is None and copy is None and stream is None and like is None:
+    if device is None and copy is None and stream is None:
         importer: Callable[[Any], Tensor] | None
         try:
             importer = IMPORTERS[type(x)]
         except KeyError:
             importer = importer_of(type(x))
         if importer is not None:
-            return importer(x)
+            return importer(x) if like is None else as_library(importer(x), like, copy)
     if copy is not None:
         check_copy(copy)
     target = None if device is None else check_device(device)

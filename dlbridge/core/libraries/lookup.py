@@ -302,7 +302,9 @@ def is_known_library(name: str) -> bool:
     >>> is_known_library("numpy"), is_known_library("json")
     (True, False)
     """
-    return name in known_libraries() or (name not in _NO_LIBRARY and _of_others(name) is not None)
+    if name in _FILES or name in _small():
+        return True
+    return name not in _NO_LIBRARY and _of_others(name) is not None
 
 
 @for_guests
