@@ -420,14 +420,15 @@ def to_device(
         route = ROUTES[type(x), device, like]
     except (KeyError, TypeError):  # TypeError: an array, as like=, has no hash
         route = find_route(x, device, like)
-    if copy is not False and stream is None and progress is None and not TRACES:
-        at_once = route.at_once
+    if stream is None and progress is None and not TRACES:
         try:
-            if copy is None and at_once is not None:
-                result = x if at_once is ITSELF else at_once(x)
+            if copy is None and (at_once := route.at_once) is not None:
+                if at_once is ITSELF:
+                    return x
+                result = at_once(x)
                 if result is not None:
                     return result
-            if route.is_plain:
+            if route.is_plain and copy is not False:
                 # `x` stays what it was: `dlbridge.watch` asks for its plan at the end.
                 moved = move(x if route.importer is None else route.importer(x), route.target, copy)
                 conversion = route.conversion

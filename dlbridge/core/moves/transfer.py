@@ -291,19 +291,18 @@ def run(
     That is *choice*, or another one where a driver has refused to use memory in place.
     """
     steps = choice[0]
-    for step in steps:
-        try:
-            report = progress if step is steps[-1] else None  # what is packed first is not counted
-            tensor = step.run(tensor, operand, step.to or target, report)
-        except Error as exc:
-            if not step.is_import or copy is False:
-                raise
-            # Backends look before; a driver may know more (a limit, a read-only mapping).
-            other = choose(operand, target, copy, f"it was refused in place: {exc}")
-            return run(other, tensor, operand, target, copy, progress)
-        if step is not steps[-1]:
-            operand = operand_of(tensor)
-    return tensor, choice
+    for step in steps[:-1]:  # what is packed first is not counted
+        tensor = step.run(tensor, operand, step.to or target, None)
+        operand = operand_of(tensor)
+    last = steps[-1]
+    try:
+        return last.run(tensor, operand, last.to or target, progress), choice
+    except Error as exc:
+        if not last.is_import or copy is False:
+            raise
+        # Backends look before; a driver may know more (a limit, a read-only mapping).
+        other = choose(operand, target, copy, f"it was refused in place: {exc}")
+        return run(other, tensor, operand, target, copy, progress)
 
 
 def copies(choice: Choice) -> bool:
@@ -358,11 +357,8 @@ def choose(operand: Operand, target: Device, copy: bool | None, refused: str = "
         choice = RELABEL, "", ""
     else:
         low, nbytes = (0, operand.nbytes) if operand.contiguous else operand.span()
-        refusal = forced or refused
-        if not refusal:
-            start = operand.data + operand.byte_offset + low
-            ask, index = plugin_of(target).host_import_refusal, target.index
-            refusal = ask(index, start, nbytes, copy is False) if ask else _imports_nothing(target)
+        start, asked = operand.data + operand.byte_offset + low, copy is False
+        refusal = forced or refused or host_import_refusal(target, start, nbytes, asked=asked)
         if not refusal:
             choice = HOST_IMPORT, "", ""
         else:
@@ -443,10 +439,15 @@ def host_import_refusal(device: Device, address: int, nbytes: int, *, asked: boo
     >>> host_import_refusal(bridge.device("ext_dev:0"), t.data_ptr(), t.nbytes)
     'the device cannot reach host memory (set DLBRIDGE_FAKE_SHARED=1)'
     """
-    refusal = plugin_of(device).host_import_refusal
-    if refusal is None:
+    plugin = plugin_of(device)
+    if plugin.host_import_refusal is None:
         return _imports_nothing(device)
-    return refusal(device.index, address, nbytes, asked)
+    backend: Any = plugin.backend
+    try:  # as `plugin.host_import_refusal`, without a call
+        refusal: str = backend.host_import_refusal(device.index, address, nbytes, asked)
+    except Exception as exc:
+        plugin.fail(exc, "host_import_refusal")
+    return refusal
 
 
 @cache

@@ -185,20 +185,20 @@ def new_memory(
         if plugin is None:
             plugin = plugin_of(where)
         use = current_use(where, plugin)
-        if content is None:
-            memory.take(
-                use, "allocate", plugin.allocate(where.index, nbytes, alignment, use.handle)
-            )
-            return memory
-        use.used = True
-        try:
-            memory.take(
-                use,
-                "allocate",
-                plugin.allocate(where.index, nbytes, alignment, use.handle, content),
-            )
-        except BaseException:
-            drain_then_release(content, where, use.handle)
+        try:  # as `plugin.allocate`, without a call
+            if content is None:
+                allocation = plugin.backend.allocate(where.index, nbytes, alignment, use.handle)
+            else:
+                use.used = True
+                allocation = plugin.backend.allocate(
+                    where.index, nbytes, alignment, use.handle, content
+                )
+            memory.take(use, "allocate", allocation)
+        except BaseException as exc:
+            if content is not None:
+                drain_then_release(content, where, use.handle)
+            if isinstance(exc, Exception):
+                plugin.fail(exc, "allocate")
             raise
     return memory
 
