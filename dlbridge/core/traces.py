@@ -23,8 +23,7 @@ INSIDE = _Inside()
 
 def traces_of_this_thread() -> list[Any]:
     """Those that record this thread."""
-    me = threading.get_ident()
-    return [each for each in TRACES.copy() if each.thread in (None, me)]
+    return [each for each in TRACES.copy() if each.thread in (None, threading.get_ident())]
 
 
 _log: Any = None
@@ -44,7 +43,7 @@ def is_recording() -> bool:
     """Whether a trace of this thread, or the log, takes what is copied now."""
     if TRACES and traces_of_this_thread():
         return not INSIDE.copy
-    log = _log or logger()
-    if log is None or (log.level or log.parent.level) > 10:  # before what takes five times as long
+    log = _log or ("logging" in modules and logger())
+    if not log or (log.level or log.parent.level) > 10:  # before what takes five times as long
         return False
     return log.isEnabledFor(10) and not INSIDE.copy

@@ -21,7 +21,7 @@ from dlbridge.core.implementation_details.python_api import is_called_by_torch
 from dlbridge.core.libraries.library import Library, origin_of
 from dlbridge.core.libraries.lookup import find_description, library_of
 from dlbridge.core.moves.host_views import shared_on_host
-from dlbridge.core.moves.transfer import copy_of, copy_to_host, why_no_host_view
+from dlbridge.core.moves.transfer import copy_of, move, why_no_host_view
 from dlbridge.core.plugins.registry import plugin_of
 from dlbridge.core.plugins.streams import consumer_stream, wait
 from dlbridge.core.public import for_guests
@@ -508,7 +508,7 @@ def _export_to_host(
         raise ExchangeError(
             f"{why_no_host_view(operand_of(tensor))}; copy=False forbids copying it to the CPU"
         )
-    return capsule_of(copy_to_host(tensor), version, FLAG_IS_COPIED)
+    return capsule_of(move(tensor, CPU, True), version, FLAG_IS_COPIED)
 
 
 # Questions of mpi4py that it could not answer for itself are refused, with the way out. It

@@ -222,8 +222,7 @@ def _record(plan: Plan, seconds: float) -> None:
     ours = "dlbridge", "contextlib"  # no places of the user's program
     while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in ours:
         frame = frame.f_back
-    code = frame.f_code
-    plan.where = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
+    plan.where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
     for active in traces_of_this_thread():
         active.plans.append(plan)
     if plan.nbytes and (log := logger()):

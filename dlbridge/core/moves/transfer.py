@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from functools import cache
 from math import prod
+from sys import modules
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.dlpack.exports import check_copy
@@ -31,7 +32,7 @@ from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.array_tensor import new_on_device, tensor_on
 from dlbridge.core.tensor.memory import Memory, access, new_memory
 from dlbridge.core.tensor.operand import operand_of, require_compact, wait_for_work
-from dlbridge.core.traces import is_recording
+from dlbridge.core.traces import TRACES, is_recording
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.text import bytes_text
@@ -252,7 +253,7 @@ def move(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
     """Bring *tensor* to *target*."""
     operand = operand_of(tensor)
     choice = choose(operand, target, copy)
-    if not is_recording():
+    if not TRACES and ("logging" not in modules or not is_recording()):
         return run(choice, tensor, operand, target, copy)[0]
     start = time.perf_counter()
     moved, ran = run(choice, tensor, operand, target, copy)
@@ -271,11 +272,6 @@ def copy_of(tensor: Tensor, why: str = "copy=True was asked for") -> Tensor:
     """A compact copy on the same device; of no elements it is in no trace."""
     with recorded(why, tensor):
         return part_of_a_step(tensor, tensor.device, True)
-
-
-def copy_to_host(tensor: Tensor) -> Tensor:
-    """A copy on the CPU."""
-    return move(tensor, CPU, True)
 
 
 def run(
@@ -442,9 +438,8 @@ def host_import_refusal(device: Device, address: int, nbytes: int, *, asked: boo
     plugin = plugin_of(device)
     if plugin.host_import_refusal is None:
         return _imports_nothing(device)
-    backend: Any = plugin.backend
     try:  # as `plugin.host_import_refusal`, without a call
-        refusal: str = backend.host_import_refusal(device.index, address, nbytes, asked)
+        refusal: str = plugin.backend.host_import_refusal(device.index, address, nbytes, asked)
     except Exception as exc:
         plugin.fail(exc, "host_import_refusal")
     return refusal
@@ -558,8 +553,7 @@ def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -
 def _host_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> Tensor:
     low, nbytes = operand.span()
     start = operand.data + operand.byte_offset + low
-    origin = f"host memory of {tensor.origin}"
-    memory = Memory(target, 0, origin, tensor)
+    memory = Memory(target, 0, f"host memory of {tensor.origin}", tensor)
     what = start, nbytes, operand.readonly
     offset = take(memory, "import_host", plugin_of(target).import_host, *what)
     memory.is_import, memory.host_start = True, start - offset

@@ -522,7 +522,7 @@ class Plugin:
 
     def __init__(self, name: str, plugin: Backend) -> None:
         self.name = name
-        self.backend = plugin
+        self.backend: Any = plugin  # with the members of a capability, too
         self.device_type: int = plugin.device_type
         self.host_copies_block: bool = getattr(plugin, "host_copies_block", Facts.host_copies_block)
         self.content_limit: int = getattr(plugin, "content_limit", Facts.content_limit)

@@ -332,8 +332,7 @@ def label_plain(array: Any, dtype: DType) -> NumpyTensor:
 
 def _array_memory(array: Array, producer: type | None = None) -> Memory:
     """The memory under *array*, from its first element on."""
-    origin = _array_origin(array, producer)
-    return Memory(CPU, address_of(array), origin, array)
+    return Memory(CPU, address_of(array), _array_origin(array, producer), array)
 
 
 def _array_origin(array: Array, producer: type | None) -> str:

@@ -312,9 +312,7 @@ class Tensor(TensorMetadata):
         array([0., 0., 0.], dtype=float32)
         """
         if not self.device.is_host:
-            if copy is False and force:
-                copy = None
-            if copy is False:
+            if copy is False and not force:
                 raise ExchangeError(
                     f"the tensor is on {self.device}, and numpy has no views of that; "
                     f"t.numpy(copy=None) copies it, and {methods.way_to_host(self)}"
