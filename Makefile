@@ -124,7 +124,7 @@ test-all: $(VENV)/.test
 coverage: $(VENV)/.test
 	$(BIN)/pip install -q $(VERSIONS) coverage
 	rm -rf build/coverage && mkdir -p build/coverage
-	-COVERAGE_FILE=$(abspath build/coverage/data) $(MAKE) -k test-core test-backends PYTEST='$(BIN)/python -m coverage run -m pytest -q'
+	-COVERAGE_FILE=$(abspath build/coverage/data) $(MAKE) -k test-core test-backends PYTEST='$(BIN)/python -m coverage run -m pytest -q -p tests.support.saved_coverage'
 	cd build/coverage && $(abspath $(BIN))/python -m coverage combine -q --rcfile=$(abspath pyproject.toml) --data-file=data .
 	$(BIN)/python -m coverage json -q --data-file=build/coverage/data -o build/coverage/report.json
 	$(BIN)/python tests/support/coverage_rooms.py build/coverage/report.json > build/coverage.md

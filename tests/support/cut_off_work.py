@@ -90,13 +90,14 @@ def failing_lines(
         def trace(frame: Any, _event: str, _argument: object) -> Any:
             return local if frame.f_code.co_filename.startswith(folders) else None
 
+        before = sys.gettrace()
         sys.settrace(trace)
         try:
             work()
         except BaseException as error:
-            sys.settrace(None)
+            sys.settrace(before)
             return error
-        sys.settrace(None)
+        sys.settrace(before)
         return None
 
     _each(turn, work, look, Cut, found)
