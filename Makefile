@@ -222,6 +222,9 @@ bench-write: $(VENV)/.test
 	done
 	$(BIN)/python tests/benchmarks/measure.py files --write docs/benchmarks/files.md
 	$(BIN)/python tests/benchmarks/calls.py --write
+	@set -e; for what in exchange growth; do \
+	  $(BIN)/python tests/benchmarks/measure.py $$what --draw docs/benchmarks/$$what.md; \
+	done
 	@set -e; for name in opencl vulkan webgpu oneapi; do \
 	  $(BIN)/python tests/benchmarks/copies.py $$name; \
 	done

@@ -20,6 +20,7 @@ from typing import Any
 
 import dlbridge
 from dlbridge.cli.bench import Row
+from tests.benchmarks.compare import stamp
 
 START = "at the start"
 
@@ -57,7 +58,7 @@ def plot(rows: list[Row], title: str, path: str) -> None:
         axis.set_ylabel("ns")
     figure.suptitle(title)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, metadata={"Description": stamp(rows)})
 
 
 def _ns(function: Callable[[], object], repeats: int, calls: int = 1) -> float:

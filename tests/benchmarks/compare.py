@@ -1,4 +1,4 @@
-"""Whether the rows of a benchmark are worse than those of a committed table.
+"""Whether the rows of a benchmark are worse than those of a committed table; the rows of a table.
 
 Ratios to the peers are compared, and never times: they depend less on the machine,
 and little on what else it does, because all contenders are measured in turns.
@@ -6,6 +6,7 @@ and little on what else it does, because all contenders are measured in turns.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 from dlbridge.cli.bench import Row
@@ -13,6 +14,7 @@ from dlbridge.cli.bench import Row
 TOLERANCE = 1.15
 """A row is worse if its ratio is more than this times the committed one."""
 
+_COLUMNS = 7
 _RATIO = 5  # the column, as `dlbridge.cli.bench.table` writes it
 _ROUNDING = 0.005  # of a ratio in a table, which has two decimals
 
@@ -28,6 +30,30 @@ def read_ratios(text: str) -> dict[str, float]:
         if len(cells) > _RATIO and cells[_RATIO].endswith("x"):
             found[cells[1]] = float(cells[_RATIO].removesuffix("x"))
     return found
+
+
+def read_rows(text: str) -> list[Row]:
+    """The rows of a table that `dlbridge.cli.bench.table` wrote, without their floors."""
+    found = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")][1:-1]
+        if len(cells) == _COLUMNS and cells[1].isdecimal():
+            label, ns, best, best_ns, _ratio, others, _floor = cells
+            peers = {best: float(best_ns)} if best else {}
+            for other in filter(None, others.split(", ")):
+                name, _, time = other.rpartition(" ")
+                peers[name] = float(time)
+            operation, _, note = label.removesuffix(")").partition(" (")
+            if f"{operation} ({note})" != label:  # the brackets are the operation's own
+                operation, note = label, ""
+            found.append(Row(operation, float(ns), peers, note=note))
+    return found
+
+
+def stamp(rows: list[Row]) -> str:
+    """A sum of the times in *rows*: a picture has it, and says by it of which table it is."""
+    times = [(row.label, round(row.ns), round(row.peers.get(row.best_peer, 0))) for row in rows]
+    return hashlib.sha256(repr(times).encode()).hexdigest()
 
 
 def worse(rows: list[Row], known: dict[str, float]) -> list[Row]:

@@ -2,8 +2,10 @@
 
     python tests/benchmarks/measure.py exchange
     python tests/benchmarks/measure.py exchange --against docs/benchmarks/exchange.md
+    python tests/benchmarks/measure.py growth --draw docs/benchmarks/growth.md
 
-With a committed table it says which rows have become worse in comparison with their peers.
+With a committed table it says which rows have become worse in comparison with their peers, or draws
+it, without a measurement: the picture has the table's name.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import sys
 from pathlib import Path
 
 from dlbridge.cli.bench import REPEATS, report
-from tests.benchmarks.compare import read_ratios, remeasured, summary
+from tests.benchmarks.compare import read_ratios, read_rows, remeasured, summary
 from tests.benchmarks.measuring import plot
 
 BENCHES = {
@@ -50,6 +52,9 @@ def main() -> int:
     parser.add_argument(
         "--against", metavar="FILE.md", help="fail if a row is 15 %% worse than in this table"
     )
+    parser.add_argument(
+        "--draw", metavar="FILE.md", help="measure nothing, draw this table into FILE.png"
+    )
     parser.add_argument("--quick", action="store_true", help="one turn instead of seven")
     arguments = parser.parse_args()
     module = importlib.import_module(f"tests.benchmarks.bench_{arguments.what}")
@@ -57,12 +62,17 @@ def main() -> int:
         module.report(arguments)
         return 0
     title = f"bench {arguments.what}: {BENCHES[arguments.what]}"
+    draw = getattr(module, "plot", plot)
+    if arguments.draw:
+        path = Path(arguments.draw)
+        draw(read_rows(path.read_text()), title, str(path.with_suffix(".png")))
+        return 0
     known = read_ratios(Path(arguments.against).read_text()) if arguments.against else {}
     repeats, again = (1, 1) if arguments.quick else (REPEATS, AGAIN)
     rows, bad = remeasured(lambda wanted: module.rows(wanted, repeats), known, again)
     report(rows, title, as_json=arguments.json, write=arguments.write)
     if arguments.plot:
-        getattr(module, "plot", plot)(rows, title, arguments.plot)
+        draw(rows, title, arguments.plot)
     if bad:
         print(summary(bad, known), file=sys.stderr)
     return 1 if bad else 0

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dlbridge.cli.bench import Row, best_of
+from tests.benchmarks.compare import stamp
 
 
 def floors() -> dict[str, float]:
@@ -45,7 +46,10 @@ def plot(rows: list[Row], title: str, path: str) -> None:
     figure, axes = pyplot.subplots(figsize=(11, 0.36 * len(shown) + 1.4))
     ratios, colours, texts = zip(*map(side, shown), strict=True)
     axes.barh(
-        [row.operation for row in shown], [ratio - 1 for ratio in ratios], left=1, color=colours
+        [row.operation.replace("`", "") for row in shown],
+        [ratio - 1 for ratio in ratios],
+        left=1,
+        color=colours,
     )
     for place, (ratio, text) in enumerate(zip(ratios, texts, strict=True)):
         axes.annotate(
@@ -64,7 +68,7 @@ def plot(rows: list[Row], title: str, path: str) -> None:
     axes.set_title(title)
     axes.invert_yaxis()
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, metadata={"Description": stamp(rows)})
     pyplot.close(figure)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from dlbridge.cli.bench import Row, table
 from tests.benchmarks import bench_growth
-from tests.benchmarks.compare import read_ratios, remeasured, summary, worse
+from tests.benchmarks.compare import read_ratios, read_rows, remeasured, stamp, summary, worse
 from tests.benchmarks.measuring import side
 from tests.support.peers import peer
 
@@ -33,6 +33,7 @@ def row(operation, ns, peer=100.0, note=""):
     return Row(operation, ns, {"numpy": peer} if peer else {}, floor=10.0, note=note)
 
 
+TABLES = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 KNOWN = {"a": 2.0, "b (x, y)": 0.03}
 
 
@@ -42,10 +43,26 @@ def test_the_ratios_of_a_table_that_was_written():
     assert read_ratios("") == {}
 
 
+def test_the_rows_of_a_table_that_was_written():
+    several = Row("f(torch), so many: 1,000", 3.0, {"numpy": 2.0, "cuda.core": 1.0}, note="x, y")
+    rows = [row("from_dlpack(x)", 200), several, row("no peer", 50, peer=0)]
+    for each in rows:
+        each.floor = 0.0
+    assert read_rows(table(rows, "bench x: y")) == rows
+
+
+@pytest.mark.parametrize("name", ["exchange", "growth"])
+def test_a_picture_is_of_its_table(name):
+    """`make bench-write` draws it; by hand: measure.py NAME --draw docs/benchmarks/NAME.md."""
+    images = peer("PIL.Image")
+    text = (TABLES / f"{name}.md").read_text(encoding="utf-8")
+    with images.open(TABLES / f"{name}.png") as picture:
+        assert picture.info.get("Description") == stamp(read_rows(text))
+
+
 def test_committed_tables_can_be_read():
-    folder = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
     for name in ("exchange", "ffi", "pack"):
-        ratios = read_ratios((folder / f"{name}.md").read_text(encoding="utf-8"))
+        ratios = read_ratios((TABLES / f"{name}.md").read_text(encoding="utf-8"))
         assert len(ratios) > 10
         assert all(ratio > 0 for ratio in ratios.values())
 
