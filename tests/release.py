@@ -188,11 +188,16 @@ def metadata() -> str:
 def alone() -> str:
     """The wheel of dlbridge in an empty environment: the README's second example, and doctor."""
     python = installed("alone", wheel_of("dlbridge"))
-    example = EXAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))[1]
-    run(python, "-I", "-c", example)
+    run(python, "-I", "-c", readme_example(1))
     said = run(python, "-I", "-m", "dlbridge", "doctor")
     inventory("dlbridge", python)
     return f"the README's second example; doctor: {said.strip().splitlines()[-1]}"
+
+
+def readme_example(number: int) -> str:
+    """The first example of the README needs torch and OpenCL, the second one needs neither."""
+    found = EXAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    return str(found[number])
 
 
 def inventory(name: str, python: Path) -> None:
@@ -230,7 +235,10 @@ def plugins() -> str:
 
 
 def by_name() -> str:
-    """`pip install dlbridge dlbridge-opencl`, as users type it, where a folder serves ours."""
+    """`pip install dlbridge dlbridge-opencl`, as users type it, where a folder serves ours.
+
+    With torch, which is installed as the tutorial says, the README's first example.
+    """
     names = ["dlbridge", "dlbridge-opencl"]
     python = installed("by-name", "--find-links", DIST, *names, "pyopencl[pocl]")
     here = {each["name"]: each["version"] for each in listed(python)}
@@ -241,7 +249,11 @@ def by_name() -> str:
         package = command.removeprefix("pip install ").partition(",")[0]
         if package not in versions() and not (ROOT / package / "pyproject.toml").is_file():
             raise Failed(f"the message for {name} names {package}, which is not built")
-    return "opencl:0 and back; the messages about what is missing name packages that are built"
+    run(python, "-m", "pip", "install", "torch")
+    said = run(python, "-I", "-c", readme_example(0)).strip().splitlines()[-1]
+    if said != "2 moves, 0 bytes copied":
+        raise Failed(f"the README's first example ends otherwise than it says: {said}")
+    return f"the README's first example: {said}; messages name packages that are built"
 
 
 def listed(python: Path) -> list[dict[str, str]]:
