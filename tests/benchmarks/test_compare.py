@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,29 @@ def test_a_picture_is_of_its_table(name):
     text = (TABLES / f"{name}.md").read_text(encoding="utf-8")
     with images.open(TABLES / f"{name}.png") as picture:
         assert picture.info.get("Description") == stamp(read_rows(text))
+
+
+@pytest.mark.parametrize(
+    ("page", "words", "table_of", "operation"),
+    [
+        ("performance", "`from_dlpack` of a numpy array", "exchange", "from_dlpack(numpy)"),
+        ("performance", 'torch_tensor, "cpu"', "exchange", "to_device(torch, 'cpu', like='numpy')"),
+        ("performance", 'numpy_array, "cpu"', "exchange", "to_device(numpy, 'cpu', like='torch')"),
+        ("performance", "array of jax |", "exchange", "from_dlpack(jax bfloat16)"),
+        ("performance", "`empty(3)`", "exchange", "empty(3)"),
+        ("performance", "same call, bound |", "ffi", "nop(1, 2, 3)"),
+        ("performance", "same call, bound | 1.0 us;", "ffi", "bound nop(1, 2, 3)"),
+        ("howto/bring-your-pointer", "`from_blob` as well:", "exchange", "from_blob(address, shape, dtype)"),
+        ("howto/bring-your-pointer", "where that of a Tensor takes", "exchange", "`__dlpack__(max_version=(1, 3))`"),
+    ],
+)  # fmt: skip
+def test_figures_of_pages_are_those_of_the_tables(page, words, table_of, operation):
+    text = (TABLES.parent / f"{page}.md").read_text(encoding="utf-8")
+    figure = re.match(r"[^.\d]*(\d+(?:\.(\d+))?)", text[text.index(words) + len(words) :])
+    rows = read_rows((TABLES / f"{table_of}.md").read_text(encoding="utf-8"))
+    (ns,) = [row.ns for row in rows if row.operation == operation]
+    assert figure
+    assert f"{ns / 1000:.{len(figure[2] or '')}f}" == figure[1], f"{ns} ns"
 
 
 def test_committed_tables_can_be_read():
