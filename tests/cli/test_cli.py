@@ -11,6 +11,7 @@ import pytest
 
 from dlbridge.cli import COMMANDS, demo, main
 from dlbridge.cli.explain import LIBRARIES
+from dlbridge.diagnosis import checks
 from tests.support.peers import peer
 from tests.support.scripts import run_command
 
@@ -18,7 +19,7 @@ from tests.support.scripts import run_command
 @pytest.fixture(autouse=True)
 def unset(monkeypatch):
     """`info` and `doctor` would name these."""
-    for name in ("DLBRIDGE_EXPECT", "DLBRIDGE_FUZZ_SECONDS", "DLBRIDGE_TEST_HARNESS"):
+    for name in (*checks.FOR_TESTS, "DLBRIDGE_TEST_HARNESS"):
         monkeypatch.delenv(name, raising=False)
 
 
