@@ -82,7 +82,7 @@ CASES = {
             r"no device is called 'mps' \(did you mean 'webgpu'\?\)",
         ),
         "a library as the device": (
-            lambda: bridge.to_device(np.ones(3), "torch"),
+            lambda: (peer("torch"), bridge.to_device(np.ones(3), "torch"))[1],
             r"no device is called 'torch'; a library is named by like='torch'; the backends",
         ),
         "the same, of the method": (

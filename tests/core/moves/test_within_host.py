@@ -315,13 +315,13 @@ def test_whoever_interrupts_it_no_thread_copies_afterwards():
                 while left: time.sleep(0.01)
                 return
             holding.set()
+            signal.setitimer(signal.ITIMER_REAL, 0.1, 0.05)
             while left: time.sleep(0.01)
             target[...] = source
             ended.append(1)
         target = np.zeros(4)
         pieces = [(target[i : i + 1], np.ones(1)) for i in range(2)]
         signal.signal(signal.SIGALRM, strike)
-        signal.setitimer(signal.ITIMER_REAL, 0.1, 0.05)
         try:
             within_host._copy_pieces(move, pieces, 2, None)
         except Struck:
