@@ -68,7 +68,8 @@ def tree_to_device(
         If a container contains itself.
     TypeError
         If there is a generator, another iterator of Python, or a set or view of a dict with
-        arrays in the tree: they cannot be made anew.
+        arrays in the tree: they cannot be made anew. Also for a module of torch, and if *tree*
+        itself is an object that makes its arrays when it is asked, such as a DataLoader.
 
     Notes
     -----
@@ -94,12 +95,13 @@ class _Walk:
         self.device, self.like, self.copy = device, like, copy
         self.moved: dict[int, tuple[Any, Any]] = {}
         self.inside: set[int] = set()
+        self.fixed = ""  # the refusal of the set or view that the walk is in, if it is in one
 
     def of(self, node: Any, where: str) -> Any:
         """*node* with its arrays on the device; *where* is its place, as a program writes it."""
         if isinstance(node, _VALUES):
             return node
-        if id(node) in self.moved:
+        if id(node) in self.moved and not self.fixed:
             return self.moved[id(node)][1]
         if id(node) in self.inside:
             raise ValueError(f"tree{where} contains itself: a tree ends everywhere")
@@ -125,14 +127,27 @@ class _Walk:
             return self._record(node, where, names)
         if isinstance(node, SimpleNamespace):
             return self._record(node, where, vars(node))
+        if isinstance(node, Set | ValuesView):
+            return self._fixed(node, where)
         if _is_array(node):
+            if self.fixed:
+                raise TypeError(self.fixed)
             return to_device(node, self.device, like=self.like, copy=self.copy)
-        if _hides_arrays(node):
-            raise TypeError(
-                f"tree{where} is {with_article(type(node).__name__)}, which cannot be made anew "
-                "with other arrays: they would stay where they are; write list(...) around it"
-            )
-        return self._registered(node, where)
+        if isinstance(node, Iterator) and type(node).__module__ in _ITERATORS:
+            raise TypeError(_unmade(node, where))
+        if (found := self._registered(node, where)) is node:
+            _check_opaque(node, where)
+        return found
+
+    def _fixed(self, node: Iterable[Any], where: str) -> Any:
+        """A set, or a view of a dict: it stays, and has no arrays."""
+        outer, self.fixed = self.fixed, self.fixed or _unmade(node, where)
+        try:
+            for index, each in enumerate(node):
+                self.of(each, f"{where}<{index}>")
+        finally:
+            self.fixed = outer
+        return node
 
     def _mapping(self, node: Mapping[Any, Any], where: str) -> Any:
         items = {key: self.of(value, f"{where}[{key!r}]") for key, value in node.items()}
@@ -194,16 +209,31 @@ def _is_same(left: object, right: object) -> bool:
     return left is right
 
 
-def _hides_arrays(x: object) -> bool:
-    """Whether *x* has, or may have, arrays that nothing finds: it can be read once, or is a set.
+_ITERATORS = ("builtins", "itertools", "_collections")
+"""The modules of iterators that may give arrays. (An open file is one, too, and has none.)"""
 
-    An open file is an iterator, too, and has none.
-    """
-    if isinstance(x, Iterator):
-        return type(x).__module__ == "builtins"
-    return isinstance(x, Set | ValuesView) and any(
-        not isinstance(each, _VALUES) and _is_array(each) for each in x
+
+def _unmade(node: object, where: str) -> str:
+    return (
+        f"tree{where} is {with_article(type(node).__name__)}, which cannot be made anew with other "
+        "arrays: they would stay where they are; write list(...) around it"
     )
+
+
+def _check_opaque(node: object, where: str) -> None:
+    """Raise TypeError for an object that has or makes arrays which nothing finds in it."""
+    cls = type(node)
+    what = f"tree{where} is {with_article(cls.__name__)}, "
+    if hasattr(cls, "state_dict") and hasattr(cls, "parameters"):
+        raise TypeError(
+            f"{what}whose arrays would stay where they are; pass x.state_dict(), which has them by "
+            "name"
+        )
+    if not where and hasattr(cls, "__iter__") and not isinstance(node, range | Iterator):
+        raise TypeError(
+            f"{what}which makes what it gives when it is asked; move that: "
+            "[dlbridge.tree_to_device(each, device) for each in x]"
+        )
 
 
 def _is_array(x: Any) -> bool:

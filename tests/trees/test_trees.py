@@ -1,8 +1,10 @@
 """tree_to_device: arrays move, containers and everything else stay what they are."""
 
 import dataclasses
+import itertools
 import operator
-from collections import OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
+import re
+from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
@@ -154,6 +156,14 @@ def test_errors_say_where():
         (iter, "a list_iterator"),
         (lambda a: dict(enumerate(a)).values(), "a dict_values"),
         (lambda a: {bridge.asarray(each) for each in a}, "a set"),
+        (lambda a: dict(enumerate(a)).items(), "a dict_items"),
+        (lambda a: {1: {"deep": a}}.values(), "a dict_values"),
+        (lambda a: ChainMap({1: [a]}).values(), "a ValuesView"),
+        (lambda a: {1: SimpleNamespace(a=a)}.items(), "a dict_items"),
+        (lambda a: {(bridge.asarray(a[0]), "n")}, "a set"),
+        (itertools.chain, "a chain"),
+        (lambda a: itertools.islice(a, 1), "an islice"),
+        (lambda a: iter(deque(a)), "a _deque_iterator"),
     ],
 )
 def test_what_cannot_be_made_anew_is_not_left_in_silence(make, name):
@@ -168,8 +178,46 @@ def test_what_cannot_be_made_anew_is_not_left_in_silence(make, name):
 
 def test_iterables_without_arrays_stay(tmp_path):
     with (tmp_path / "log").open("w") as file:
-        for node in (file, {1, 2}, frozenset("ab"), range(3)):
+        views = ({1: 2}.keys(), {1: [2]}.values(), {1: 2}.items(), frozenset([(np.float32(1),)]))
+        for node in (file, {1, 2}, frozenset("ab"), range(3), *views):
             assert bridge.tree_to_device([node], "ext_dev:0")[0] is node
+
+
+def test_an_array_that_a_list_and_a_view_have():
+    """What has been moved for the list stays in the view where it was: that is refused, too."""
+    with pytest.raises(TypeError, match=r"^tree\[1\] is a dict_values, .* list\(\.\.\.\)"):
+        bridge.tree_to_device([A, {1: A}.values()], "ext_dev:0")
+    moved = bridge.tree_to_device([A, list({1: A}.values())], "ext_dev:0")
+    assert moved[0] is moved[1][0]
+
+
+class Loader:
+    """As torch's DataLoader: it makes arrays when it is asked."""
+
+    def __iter__(self):
+        return iter([A, A])
+
+
+def test_what_makes_arrays_is_not_taken_for_a_tree_without_any():
+    loader = Loader()
+    with pytest.raises(TypeError, match=r"tree is a Loader, .* for each in x") as told:
+        bridge.tree_to_device(loader, "ext_dev:0")
+    (way,) = re.findall(r"\[dlbridge.*\]", str(told.value))
+    names = {"dlbridge": bridge, "x": loader, "device": "ext_dev:0"}
+    assert all(is_moved(each, "ext_dev:0") for each in eval(way, names))
+    settings = {"loader": loader}
+    assert bridge.tree_to_device(settings, "ext_dev:0") is settings
+    assert bridge.tree_to_device(range(3), "ext_dev:0") == range(3)
+
+
+def test_a_module_is_not_left_in_silence():
+    model = peer("torch").nn.Linear(3, 2)
+    for tree, where in ((model, "tree"), ({"m": [model]}, r"tree\['m'\]\[0\]")):
+        with pytest.raises(TypeError, match=rf"^{where} is a Linear.*x\.state_dict\(\)"):
+            bridge.tree_to_device(tree, "ext_dev:0")
+    assert set(bridge.tree_to_device(model.state_dict(), "ext_dev:0")) == {"weight", "bias"}
+    optimizer = peer("torch").optim.SGD(model.parameters())
+    assert bridge.tree_to_device({"o": optimizer, "a": A}, "cpu")["o"] is optimizer
 
 
 def test_a_tree_that_contains_itself():
