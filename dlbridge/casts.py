@@ -127,7 +127,8 @@ def astype(x: ArrayLike, dtype: DTypeLike, saturate: bool = False) -> Tensor:
     if not tensor.device.is_host:
         raise ExchangeError(
             f"astype converts in memory that the host can read, and the tensor is on "
-            f"{tensor.device}: copy it there, astype(to_device(t, 'cpu'), {target.name!r}), "
+            f"{tensor.device}: copy it there, dlbridge.astype(dlbridge.to_device(t, 'cpu'), "
+            f"{target.name!r}), "
             "or convert it on the device, with a library that has kernels for it"
         )
     lane, new_lane = _lanes(tensor, target)

@@ -250,7 +250,8 @@ def _instead_of(x: Any) -> str:
             "None was given; perhaps the function that should have made the array returns nothing"
         )
     if isinstance(x, Device) or (isinstance(x, str) and _names_device(x)):
-        return f"{str(x)!r} is a device, and a device comes second: to_device(x, {str(x)!r})"
+        named = repr(str(x))
+        return f"{named} is a device, and a device comes second: dlbridge.to_device(x, {named})"
     if isinstance(x, (str, os.PathLike)):
         name = os.fspath(x)
         if str(name).lower().endswith((".npy", ".npz", ".safetensors", ".gguf")):

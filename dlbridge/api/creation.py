@@ -505,7 +505,7 @@ def _scalar(value: Any) -> Any:
             raise ExchangeError(
                 f"fill_value is {with_article(type(value).__name__)} of {value.dtype}, whose "
                 "item() is refused; pass a Python number, such as "
-                "dlbridge.astype(fill_value, 'float32').item()"
+                "dlbridge.astype(dlbridge.to_device(fill_value, 'cpu'), 'float32').item()"
             ) from exc
     if not isinstance(number, (bool, int, float, complex)):
         raise TypeError(

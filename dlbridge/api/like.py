@@ -183,21 +183,19 @@ def _check_type(library: Library, tensor: Tensor) -> None:
     if library.types is None or dtype.name in library.types:
         return
     lane = DType.of(dtype.code, dtype.bits, 1)
+    numbers = "dlbridge.astype(dlbridge.to_device(t, 'cpu'), 'float32') gives the numbers, and "
     if f"{dtype}x2" in library.types:
         way = f"t.view('{dtype}x2') is its type, which has two of them in an element"
     elif lane.name in library.types:
         way = f"t.view('{lane}') has each of the {dtype.lanes} numbers as an element"
     elif dtype.is_subbyte:
-        way = (
-            "dlbridge.astype(t, 'float32') gives the numbers, and "
-            "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) the raw codes"
-        )
+        way = f"{numbers}dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) the raw codes"
     elif dtype.name == "handle":
         way = "t.view('uint64') has the same bytes as numbers"
     elif dtype.lanes != 1 or dtype.name.startswith("complex"):
         way = "t.view('float32'), for example, has the same bytes as numbers that it has"
     else:
-        way = "dlbridge.astype(t, 'float32') gives the numbers, and t.view('uint8') the bytes"
+        way = f"{numbers}t.view('uint8') the bytes"
     raise ExchangeError(f"{library.name} has no elements of {dtype}; {way}")
 
 

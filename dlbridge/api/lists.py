@@ -76,7 +76,7 @@ def _read_rectangle(x: Any, read: Callable[[Any], Array]) -> tuple[Any, Array]:
             raise ValueError(
                 "the lists in the list are deeper than the 64 dimensions that a tensor has at "
                 "most; make one flat list of the numbers, and fewer dimensions of that: "
-                f"asarray(flat).reshape(shape) ({exc})"
+                f"dlbridge.asarray(flat).reshape(shape) ({exc})"
             ) from exc
         if "inhomogeneous" not in str(exc):
             raise

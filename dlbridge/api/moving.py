@@ -273,8 +273,8 @@ def asarray(
     if wanted is not None and tensor.dtype is not wanted:
         raise ExchangeError(
             f"{origin_of(x)} holds {tensor.dtype}, and asarray converts no elements: "
-            f"dlbridge.astype(x, {wanted.name!r}) does, in new memory; asarray(x).view(dtype) "
-            f"reads the same memory as {wanted}{used_up(x)}"
+            f"dlbridge.astype(dlbridge.to_device(x, 'cpu'), {wanted.name!r}) does, in new memory; "
+            f"dlbridge.asarray(x).view({wanted.name!r}) reads the memory as {wanted}{used_up(x)}"
         )
     if target is None and (copy is None or copy is False):
         if copy is None and type(x) not in BUFFERS and is_recording():
@@ -571,7 +571,8 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     if into.shape != given.shape or into.dtype is not given.dtype:
         ways = []
         if into.dtype is not given.dtype:
-            ways.append(f"convert it: dlbridge.astype(source, '{into.dtype}')")
+            there = "source" if given.device.is_host else "dlbridge.to_device(source, 'cpu')"
+            ways.append(f"convert it: dlbridge.astype({there}, '{into.dtype}')")
         if into.shape != given.shape:
             if not given.shape:
                 ways.append("give one value for each element: dlbridge.full_like(t, value)")
@@ -586,7 +587,7 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     if into.readonly:
         raise ExchangeError(
             f"{describe(target)} is read-only and cannot be copied into; copy into memory "
-            "of its own: t = dlbridge.empty_like(x), then copy_(t, source)"
+            "of its own: t = dlbridge.empty_like(x), then dlbridge.copy_(t, source)"
         )
     if not into.contiguous and shares_places(into.shape, into.strides):
         raise ExchangeError(

@@ -136,7 +136,7 @@ def _check_not_kept(borrowed: list[Any], result: Any) -> None:
             raise ExchangeError(
                 "the callback returns or keeps in an object a tensor that was only lent to it "
                 "(DLTensor *), whose memory may be gone when it has returned: copy it "
-                "(to_device(t, 'cpu', copy=True))"
+                "(dlbridge.to_device(t, 'cpu', copy=True))"
             )
 
 

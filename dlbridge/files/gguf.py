@@ -180,7 +180,8 @@ def _entry(cursor: _Cursor, *, raw: bool) -> Entry:
     blocks = (*shape[:-1], shape[-1] // elements * nbytes)
     problem = (
         f"{where}: its elements are quantised as {word}, which DLPack does not have; "
-        "load(path, raw=True) gives their bytes, of which gguf.quants.dequantize makes floats"
+        "dlbridge.load(path, raw=True) gives their bytes, of which gguf.quants.dequantize makes "
+        "floats"
     )
     problem = "" if raw else problem
     return Entry(name, dtype, blocks, offset, count_bytes(where, dtype, blocks), problem=problem)

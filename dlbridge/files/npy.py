@@ -169,7 +169,7 @@ def _example(itemsize: int) -> str:
 def _raw(where: str, itemsize: int, wanted: DType | None, member: str | None) -> tuple[DType, bool]:
     """The dtype of elements of which numpy has kept the size only."""
     names = "" if member is None else f"names=[{member!r}], "
-    call = f"load(path, {names}dtype={_example(itemsize)!r}), for example"
+    call = f"dlbridge.load(path, {names}dtype={_example(itemsize)!r}), for example"
     if wanted is None:
         raise FileError(
             f"{where}: elements of {itemsize} bytes of raw memory: numpy does not write the names "

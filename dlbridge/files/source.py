@@ -30,7 +30,7 @@ _has_preadv = hasattr(os, "preadv")  # not on Windows
 def open_source(x: Any) -> Source:
     """The source of a path, or of what an open file has from its position on."""
     if isinstance(x, bytes) and (b"\0" in x or not os.path.exists(x)):  # noqa: PTH110 - of bytes
-        way = "load(io.BytesIO(x)) reads bytes that are the contents of a file"
+        way = "dlbridge.load(io.BytesIO(x)) reads bytes that are the contents of a file"
         raise FileNotFoundError(errno.ENOENT, f"no file has this name; {way}", x[:40])
     if isinstance(x, str | bytes | os.PathLike):
         opened = os.fsdecode(x)

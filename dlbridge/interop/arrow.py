@@ -477,7 +477,8 @@ def arrow_exporter(tensor: Tensor) -> Callable[..., tuple[object, object]]:
     if tensor.dtype.name not in ARROW_TYPES:
         raise _not_arrow(str(tensor.dtype), "numbers of 8 to 64 bits; Arrow packs bools")
     if not tensor.is_contiguous():
-        raise _not_arrow(f"strides {tensor.strides}", "compact memory: to_device(copy=True)")
+        compact = "compact memory: dlbridge.to_device(t, t.device, copy=True)"
+        raise _not_arrow(f"strides {tensor.strides}", compact)
     try:
         import pyarrow
     except ImportError as exc:

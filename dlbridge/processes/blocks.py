@@ -378,7 +378,7 @@ class DeviceBlock(Block):
         return (
             f"memory of {name} that another process shares cannot be used here: {why}; let the "
             'sender share the tensor on the CPU, dlbridge.share(x, "cpu"), or send a copy: '
-            "to_device(t, t.device, copy=True)"
+            "dlbridge.to_device(t, t.device, copy=True)"
         )
 
 

@@ -347,7 +347,7 @@ def _duplicate(fd: int) -> Any:
         raise ExchangeError(
             "this process was forked, and not by multiprocessing: its thread that hands out "
             "descriptors is missing here; start processes by multiprocessing, or send a copy: "
-            "to_device(t, t.device, copy=True)"
+            "dlbridge.to_device(t, t.device, copy=True)"
         )
     _senders.add(os.getpid())
     duplicate: Any = DupFd

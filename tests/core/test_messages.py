@@ -123,7 +123,7 @@ CASES = {
         ),
         "numpy on the view": (
             lambda: np.asarray(bridge.ones(3).host_view()),
-            r"`with t\.host_view\(\) as h:`.*numpy\.from_dlpack\(view\)",
+            r"`with t\.host_view\(\) as h:`.*numpy\.from_dlpack\(t\.host_view\(\)\)",
         ),
         "None": (lambda: bridge.asarray(None), "NoneType is not a tensor: None was given"),
         "a dictionary": (
@@ -155,7 +155,7 @@ CASES = {
         ),
         "the device first": (
             lambda: bridge.to_device("cpu:0", np.ones(3)),
-            r"'cpu:0' is a device, and a device comes second: to_device\(x, 'cpu:0'\)",
+            r"'cpu:0' is a device, and a device comes second: dlbridge\.to_device\(x, 'cpu:0'\)",
         ),
         "a Device first": (
             lambda: bridge.to_device(bridge.device("cpu"), np.ones(3)),
@@ -227,7 +227,7 @@ CASES = {
         ),
         "a device as the library": (
             lambda: bridge.to_device([1.0], "cpu", like="opencl:0"),
-            r"^like='opencl:0' .*; that is a device, and the device is the second argument",
+            r"^like='opencl:0' .*; that is a device, which is the second argument: dlbridge\.to_device\(x, device\)",
         ),
         "bytes as the library": (
             lambda: bridge.to_device([1.0], "cpu", like=bytes),
@@ -443,7 +443,7 @@ CASES = {
         ),
         "a tensor that has no item, as the number": (
             lambda: (peer("ml_dtypes"), bridge.full(3, bridge.ones((), "int4"))),
-            r"^fill_value is a Tensor of int4.*number.*astype\(fill_value, 'float32'\)\.item\(\)",
+            r"^fill_value is a Tensor of int4.*number.*astype\(dlbridge\.to_device\(fill_value, 'cpu'\), 'float32'\)\.item\(\)",
         ),
         "numbers as a type that numpy does not have": (
             lambda: bridge.asarray([1, 2, 3, 4], dtype="float4_e2m1fn_x2"),
@@ -555,44 +555,6 @@ def test_names_that_nobody_has():
         _ = bridge.ones(3).xyzzy
     with pytest.raises(AttributeError, match=r"^module 'dlbridge' has no attribute 'xyzzy'$"):
         _ = bridge.xyzzy
-
-
-CALL = re.compile(r"\b(?:dlbridge|numpy|t)\.\w+\((?:[^()]|\([^()]*\))*\)(?:\.\w+\(\))?|t\[None\]")
-
-
-@pytest.mark.parametrize("place", ["cpu", "ext_dev:0", "opencl:0", "vulkan:0"])
-@pytest.mark.parametrize("hint", sorted({*PACKAGE_NAMES.values(), *TENSOR_NAMES.values()}))
-def test_each_call_that_a_hint_names_runs_on_each_device(hint, place, tmp_path):
-    bridge.save(tmp_path / "a.npy", np.ones(2))
-    backend_or_skip(place.partition(":")[0])
-    t = bridge.ones((2, 3), device=place)
-    memory = np.zeros(6)
-    given = {
-        "dlbridge": bridge,
-        "numpy": np,
-        "t": t,
-        "x": t,
-        "source": np.zeros((2, 3), "float32"),
-        "target": bridge.zeros((2, 3)),
-        "device": place,
-        "dtype": "float64",
-        "shape": (6,),
-        "value": 2,
-        "axis": 1,
-        "address": memory.ctypes.data,
-        "path": tmp_path / "a.npy",
-        "stream": 0,
-    }
-    calls = [call.replace("axis, ...", "1, 0") for call in CALL.findall(hint)]
-    assert calls or not re.search(r"dlbridge\.|\bt\.\w+\(", hint)
-    for call in calls:
-        if "cuda" in call or any(f"backend('{name}')" in call for name in ("rocm", "oneapi")):
-            continue  # not here
-        for name in re.findall(r"backend\('(\w+)'\)", call):
-            backend_or_skip(name)
-        for name in re.findall(r"like='(\w+)'", call):
-            peer(name)
-        eval(call, given)
 
 
 def test_operators_name_a_library_that_computes():

@@ -91,7 +91,10 @@ INCOMING = {
         "complex long doubles": ("np.zeros(3, 'G')", ["numpy.asarray(x).astype('complex128')"]),
         "a packed tensor, to numpy": (
             "bridge.full(4, 1, 'uint4').numpy()",
-            ["dlbridge.astype(t, 'float32')", "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size)"],
+            [
+                "dlbridge.astype(dlbridge.to_device(t, 'cpu'), 'float32')",
+                "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size)",
+            ],
         ),
     },
     "ctypes": {
@@ -436,7 +439,11 @@ TO_LIBRARY = {
     "pyarrow, two dimensions": ("pyarrow", bridge.ones((2, 2)), ["t[:, 0]", "t.reshape(-1)"]),
     "torch, handles": ("torch", bridge.zeros(2, "uint64").view("handle"), ["t.view('uint64')"]),
     "pandas, two dimensions": ("pandas", bridge.ones((2, 2)), ["t[:, 0]", "t.reshape(-1)"]),
-    "torch, packed": ("torch", bridge.full(4, 1, "uint4"), ["dlbridge.astype(t, 'float32')"]),
+    "torch, packed": (
+        "torch",
+        bridge.full(4, 1, "uint4"),
+        ["dlbridge.astype(dlbridge.to_device(t, 'cpu'), 'float32')"],
+    ),
     "jax, complex32": ("jax", bridge.empty(4, "complex32"), ["t.view('float32')"]),
 }
 

@@ -62,7 +62,8 @@ def to_native(array: NativeArray) -> object:
     if any(step < 0 for step in array.strides or ()):
         raise ExchangeError(
             f"cuda.core has no view with negative strides, as {array.strides} bytes: its memory "
-            "begins at the first element; copy the tensor first, to_device(t, t.device, copy=True)"
+            "begins at the first element; copy the tensor first, "
+            "dlbridge.to_device(t, t.device, copy=True)"
         )
     dtype = _numpy_dtype(array.dtype)
     strides = array.strides and tuple(step // dtype.itemsize for step in array.strides)

@@ -209,7 +209,8 @@ class Memory:
             )
         if write and content.readonly:
             raise ExchangeError(
-                f"{data:#x} is read-only host memory; copy it: to_device(x, device, copy=True)"
+                f"{data:#x} is read-only host memory; copy it: "
+                "dlbridge.to_device(x, device, copy=True)"
             )
         return content[offset : offset + nbytes]
 

@@ -94,7 +94,7 @@ ALLOCATING = {
 IMPOSSIBLE = {
     _code.INVALID_OPERATION: "the memory was made with flags that forbid it, "
     "or the device cannot do it; if they forbid the host (CL_MEM_HOST_NO_ACCESS and the "
-    "like), copy on the device first: to_device(t, t.device, copy=True)",
+    "like), copy on the device first: dlbridge.to_device(t, t.device, copy=True)",
     _code.MEM_COPY_OVERLAP: "source and target overlap; copy through a third tensor",
 }
 LOST = {

@@ -263,7 +263,7 @@ def find_target(span: Span) -> Memory:
     if memory.is_readonly:
         raise ExchangeError(
             f"opencl:{span.device_id}: {span.data:#x} is read-only memory of the host, to which "
-            "nothing may write; copy it: to_device(x, device, copy=True)"
+            "nothing may write; copy it: dlbridge.to_device(x, device, copy=True)"
         )
     return memory
 

@@ -125,7 +125,7 @@ def to_native(array: NativeArray) -> object:
     if array.readonly:
         raise ExchangeError(
             "opencl: the tensor is read-only, and a kernel could write to the pyopencl array; "
-            "copy it first: to_device(x, device, copy=True).to_native()"
+            "copy it first: dlbridge.to_device(x, device, copy=True).to_native()"
         )
     entry = memory.memory_at(array.device_id, array.data)
     if queue.context != entry.context:

@@ -113,7 +113,7 @@ def import_native(
     if len(found) > 1 and asked not in found:
         raise ExchangeError(
             f"{origin_of(x)} is an object of several backends, {' and '.join(found)}; say which "
-            f"is meant by its name: asarray(x, device='{next(iter(found))}:0')"
+            f"is meant by its name: dlbridge.asarray(x, device='{next(iter(found))}:0')"
         )
     name = asked if asked in found else next(iter(found))
     device_type, array = found[name]

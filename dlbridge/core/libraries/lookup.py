@@ -460,7 +460,7 @@ def _no_library(like: object) -> TypeError:
     if isinstance(like, int):
         hint = "; a device and its number are one text, such as 'opencl:0'"
     elif isinstance(like, str) and like.partition(":")[0] in {*known_backends(), *type_names()}:
-        hint = "; that is a device, and the device is the second argument: to_device(x, device)"
+        hint = "; that is a device, which is the second argument: dlbridge.to_device(x, device)"
     return TypeError(
         f"like={text} is neither a library's name, nor a module with from_dlpack, nor an array or "
         f"array type{hint}"

@@ -96,7 +96,7 @@ class HostView:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a HostView can be neither pickled nor copied: it is the device's own memory, which "
-            "has one owner; send the tensor, or copy the elements (to_device(t, 'cpu', copy=True))"
+            "has one owner; send the tensor, or a copy (dlbridge.to_device(t, 'cpu', copy=True))"
         )
 
     def __dlpack__(self, **keywords: Any) -> Any:  # a PyCapsule, without a name before 3.13
@@ -109,7 +109,7 @@ class HostView:
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
         """Raise TypeError: numpy would make an array of one object."""
-        raise TypeError(f"numpy.asarray takes no HostView: {_HOW}; or numpy.from_dlpack(view)")
+        raise TypeError(f"numpy takes no HostView: {_HOW}; or numpy.from_dlpack(t.host_view())")
 
     if not TYPE_CHECKING:  # to a type checker it would say that every name is there
 
@@ -130,7 +130,7 @@ def host_view(tensor: Tensor) -> HostView:
     refusal = why_no_host_view(operand)
     if refusal:
         raise ExchangeError(
-            f"no host view of {describe(tensor)}: {refusal}; copy it: to_device(t, 'cpu')"
+            f"no host view of {describe(tensor)}: {refusal}; copy it: dlbridge.to_device(t, 'cpu')"
         )
     if operand.device is CPU:
         return HostView(tensor[...], None)

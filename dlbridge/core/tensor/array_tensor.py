@@ -501,14 +501,14 @@ def expirer(what: str, reason: str) -> Callable[[Tensor], None]:
 
 expire_host_view = expirer(
     "a host view",
-    "which expired with its block: make another with host_view(), "
-    "or copy in the block what must stay (numpy.array(h), to_device(h, 'cpu', copy=True))",
+    "which expired with its block: make another with t.host_view(), "
+    "or copy in the block what must stay (numpy.array(h), dlbridge.to_device(h, 'cpu', copy=True))",
 )
 
 expire_lent = expirer(
     "lent to a callback",
     "which has returned: copy in the callback what must stay "
-    "(numpy.array(t), to_device(t, 'cpu', copy=True))",
+    "(numpy.array(t), dlbridge.to_device(t, 'cpu', copy=True))",
 )
 
 
@@ -546,17 +546,17 @@ def _why_not_viewed(old: Tensor, new: DType, bits: int, new_bits: int) -> str:
     if not shape:
         return (
             f"a tensor without dimensions keeps its element size, and {new_bits} bits are not "
-            f"{bits}; reshape(1) gives it a dimension"
+            f"{bits}; t.reshape(1) gives it a dimension"
         )
     if shape[-1] * bits % new_bits:
-        whole = shape[-1] // (step := lcm(bits, new_bits) // bits) * step
-        way = f"; a part has: to_device(t[..., :{whole}], t.device, copy=True)" if whole else ""
+        fit = shape[-1] // (step := lcm(bits, new_bits) // bits) * step
+        way = f"; a part: dlbridge.to_device(t[..., :{fit}], t.device, copy=True)" if fit else ""
         return (
             f"the last dimension of {shape[-1]} elements has {shape[-1] * bits} bits, which is no "
             f"whole number of {new} of {new_bits}{way}"
         )
     if not old.is_contiguous():
-        copied = "make a compact copy first: to_device(t, t.device, copy=True)"
+        copied = "make a compact copy first: dlbridge.to_device(t, t.device, copy=True)"
         if shape[-1] > 1 and strides[-1] != 1:
             return (
                 f"the last dimension has the stride {strides[-1]}, and only neighbours in memory "
@@ -574,6 +574,6 @@ def _why_not_viewed(old: Tensor, new: DType, bits: int, new_bits: int) -> str:
         return (
             f"{with_article(str(new))} must begin at a multiple of {alignment} bytes, and the "
             f"first would be {start % alignment} past one; copy the bytes first: "
-            "to_device(t, t.device, copy=True)"
+            "dlbridge.to_device(t, t.device, copy=True)"
         )
     return ""

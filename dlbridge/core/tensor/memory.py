@@ -498,7 +498,6 @@ def _part(part: Any) -> Any:
     except TypeError:
         pass
     raise TypeError(
-        "a Tensor is indexed by int, slice, None and Ellipsis, not "
-        f"{type(part).__name__}; use the array library's own indexing on like='numpy' or "
-        "like='torch'"
+        f"a Tensor is indexed by int, slice, None and Ellipsis, not {type(part).__name__}; numpy's "
+        "arrays by more: dlbridge.to_device(t, 'cpu', like='numpy')[index]"
     )

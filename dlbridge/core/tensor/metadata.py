@@ -406,7 +406,7 @@ def numpy_type(tensor: TensorMetadata) -> np.dtype[Any]:
         raise ExchangeError(
             f"{dtype} elements are packed, numpy has no such type; "
             "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) gives their raw codes, "
-            "dlbridge.astype(t, 'float32') their numbers"
+            "dlbridge.astype(dlbridge.to_device(t, 'cpu'), 'float32') their numbers"
         )
     return dtype.numpy
 

@@ -168,7 +168,7 @@ class Tensor(TensorMetadata):
                 raise ValueError(f"cannot reshape {self.shape} to {sizes}: {exc}") from exc
             raise ExchangeError(
                 f"{self.shape} with strides {self.strides} cannot be reshaped to {sizes} "
-                "as a view; make a compact copy first: to_device(t, t.device, copy=True)"
+                "as a view; make a compact copy first: dlbridge.to_device(t, t.device, copy=True)"
             ) from exc
         return self._view(array)
 
@@ -208,7 +208,7 @@ class Tensor(TensorMetadata):
     def T(self) -> Tensor:
         """The transpose of a matrix (array API 2025.12)."""
         if self.ndim != 2:
-            raise ValueError(f"T is for 2 dimensions, this tensor has {self.ndim}; use transpose()")
+            raise ValueError(f"T is for 2 dimensions, this one has {self.ndim}; use t.transpose()")
         return self.transpose()
 
     def view(self, dtype: DTypeLike, *lengths: Never) -> Tensor:
@@ -274,8 +274,8 @@ class Tensor(TensorMetadata):
             if rest:
                 raise ExchangeError(
                     f"a view of packed {self._dtype} must start at a whole byte, not {rest} bits "
-                    f"into one; dlbridge.astype(to_device(t, 'cpu'), {_whole_of(self._dtype)!r}) "
-                    "gives whole bytes to each element"
+                    "into one; whole bytes for each element: dlbridge.astype(dlbridge.to_device(t, "
+                    f"'cpu'), {_whole_of(self._dtype)!r})"
                 )
         return methods.build(
             array, self._memory, dtype or self._dtype, self._byte_offset + moved, self._flags
@@ -311,6 +311,7 @@ class Tensor(TensorMetadata):
         >>> bridge.zeros(3).numpy()
         array([0., 0., 0.], dtype=float32)
         """
+        wanted = numpy_type(self)
         if not self.device.is_host:
             if copy is False and not force:
                 raise ExchangeError(
@@ -322,7 +323,6 @@ class Tensor(TensorMetadata):
             return on_host
         host_access(self._memory)
         array = self._array[...]
-        wanted = numpy_type(self)
         if wanted != array.dtype:
             array = array.view(wanted)
         return methods.array_copy(self, array) if copy else array
