@@ -15,6 +15,7 @@ from dlbridge.core.interfaces.dlpack import device_of_producer, import_producer,
 from dlbridge.core.interfaces.native import import_native
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import importer_of, library_of
+from dlbridge.core.moves.transfer import new_tensor
 from dlbridge.core.plugins.registry import known_backends
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import label_array, wrap_array
@@ -92,13 +93,18 @@ def import_anything(
 
 
 def _in_our_order(x: Any) -> Tensor:
-    """The elements of *x*, whose array has the other byte order, in that of this machine."""
+    """The elements of *x*, whose array has the other byte order, in that of this machine.
+
+    Their memory is aligned as that of `empty`, so that devices can use it in place.
+    """
     import numpy as np
 
     array = np.asarray(x)
-    array = array.astype(array.dtype.newbyteorder("="), order="C")
-    dtype = from_numpy(array.dtype)
-    return label_array(array.view(carrier_dtype(dtype)), dtype, FLAG_IS_COPIED, type(x))
+    ours = array.dtype.newbyteorder("=")
+    dtype = from_numpy(ours)
+    carrier = new_tensor(CPU, dtype, array.shape).numpy().view(carrier_dtype(dtype))
+    carrier.view(ours)[...] = array
+    return label_array(carrier, dtype, FLAG_IS_COPIED, type(x))
 
 
 def is_in_our_order(x: Any) -> bool:

@@ -317,6 +317,16 @@ def test_another_byte_order_is_converted_where_a_copy_is_allowed(name):  # P32
             bridge.from_dlpack(x)
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (40, 50), (1 << 20,)])
+def test_converted_elements_are_aligned_as_those_of_empty(shape):  # P32
+    """A device that uses aligned memory of the host in place copies them no second time."""
+    for _ in range(8):
+        taken = bridge.asarray(np.ones(shape, FOREIGN))
+        assert taken.data_ptr() % 64 == 0
+        assert taken.is_copied
+        assert (taken.numpy() == 1).all()
+
+
 def test_another_byte_order_hides_no_mask_and_no_date():
     for make, way in (
         (lambda: np.ma.array([1, 2], mask=[0, 1], dtype=FOREIGN), r"filled\(\)"),
