@@ -108,9 +108,8 @@ class Conversion:
         if self.convert is native_object:
             check_whole_elements(tensor)
         _check_type(library, tensor)
-        if library.check is not None:
-            library.check(tensor, there)
-        reason = "" if not tensor.size else _why_copy(library, tensor, fresh=fresh)
+        asked = None if library.check is None else library.check(tensor, there)
+        reason = "" if not tensor.size else _why_copy(library, tensor, asked, fresh=fresh)
         if reason and copy is False:
             raise ExchangeError(
                 f"{name} needs a copy, which copy=False forbids: {reason}; pass copy=None"
@@ -219,8 +218,11 @@ def _way_to(library: Library) -> str:
     )
 
 
-def _why_copy(library: Library, tensor: Tensor, *, fresh: bool) -> str:
-    """Why *library* gets a copy; a *fresh* one of ours has every property that it can need."""
+def _why_copy(library: Library, tensor: Tensor, asked: object, *, fresh: bool) -> str:
+    """Why *library* gets a copy; a *fresh* one of ours has every property that it can need.
+
+    *asked* is what its check has returned: the reason, if it is a text.
+    """
     name = library.name
     if library.copies:
         return f"{name} always copies"
@@ -238,7 +240,7 @@ def _why_copy(library: Library, tensor: Tensor, *, fresh: bool) -> str:
         return f"{name} takes compact memory only{order}, not {tensor.strides}"
     if library.alignment > 1 and tensor.device.is_host and tensor.data_ptr() % library.alignment:
         return f"{name} takes memory that is aligned to {library.alignment} bytes"
-    return ""
+    return asked if isinstance(asked, str) else ""
 
 
 def _always_copies(library: Library, tensor: Tensor) -> bool:

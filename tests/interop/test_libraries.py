@@ -712,6 +712,56 @@ def test_a_library_describes_itself_by_entry_point(tmp_path):
     )
 
 
+def test_a_check_that_returns_a_reason_has_the_tensor_copied(tmp_path):
+    """Of a library whose rows lie apart, but whose columns do not: explain says what is done."""
+    (tmp_path / "rowlib.py").write_text("class Grid: pass\n")
+    (tmp_path / "rowlib_bridge.py").write_text(
+        textwrap.dedent("""
+            from dlbridge.libraries import Library
+            import rowlib
+
+            def check(tensor, device):
+                return "" if tensor.strides[-1] == 1 else f"rowlib has no strides {tensor.strides}"
+
+            def make(tensor):
+                grid = rowlib.Grid()
+                grid.tensor = tensor
+                return grid
+
+            LIBRARY = Library("rowlib", ("rowlib.Grid",), check=check, make=make)
+        """)
+    )
+    install(tmp_path, "rowlib", "[dlbridge.libraries]\nrowlib = rowlib_bridge:LIBRARY")
+    run_script(
+        """
+        import numpy as np
+        import dlbridge as bridge
+
+        rows = np.arange(12).reshape(3, 4)
+        why = "rowlib has no strides (1, 4)"
+        for x, copied in ((rows, 0), (rows[::2], 0), (rows.T, 96), (rows.T[:0], 0)):
+            with bridge.trace() as trace:
+                grid = bridge.to_device(x, "cpu", like="rowlib")
+            assert trace.nbytes == copied, trace
+            for said in (str(trace), bridge.explain(x, "cpu", like="rowlib")):
+                assert (why in said) == (copied > 0), said
+            assert not x.size or (grid.tensor.data_ptr() == x.ctypes.data) == (not copied)
+            assert np.array_equal(grid.tensor.numpy(), x)
+        assert bridge.to_device(rows.T, "cpu", like="rowlib", copy=True).tensor.strides == (3, 1)
+        there = bridge.to_device(rows.T, "ext_dev:0")
+        assert (bridge.to_device(there, "cpu", like="rowlib").tensor.numpy() == rows.T).all()
+        for ask in (bridge.to_device, bridge.explain):
+            try:
+                ask(rows.T, "cpu", like="rowlib", copy=False)
+            except bridge.ExchangeError as error:
+                assert f"copy=False forbids: {why}; pass copy=None" in str(error), error
+            else:
+                raise AssertionError
+        """,
+        paths=(tmp_path,),
+    )
+
+
 @pytest.mark.parametrize("name", ["npu_arrays", "ext_dev"])
 def test_a_library_that_names_its_backend_only(tmp_path, name):
     """As in the guide for authors of backends; the library may have the name of the backend."""

@@ -115,7 +115,8 @@ class Library(NamedTuple):
     expose : callable or None
         Gets an array and *copy*; returns the object to take instead: a `Tensor` on the array's
         memory (`dlbridge.extending.tensor_on`), or another array that it holds. *copy* False
-        forbids a copy here; the one that True asks for is made behind it.
+        forbids a copy here; the one that True asks for is made behind it. `explain` and `trace`
+        call it twice: a result at another address is a copy, which they show.
     by_arrow : callable or None
         Gets an array with ``__dlpack__``; whether it exports itself by Arrow's interface only.
     importer : callable or None
@@ -147,8 +148,10 @@ class Library(NamedTuple):
     takes : str
         What *make* gets: ``"tensor"``, its legacy ``"capsule"``, or its array of ``"numpy"``.
     check : callable or None
-        Gets a `Tensor`, and the `Device` that its array shall be on; raises `ExchangeError` if
-        the library would change it, or has no such arrays there.
+        Gets a `Tensor`, before it is moved or copied, and the `Device` that its array shall be
+        on; raises `ExchangeError` if the library would change it, or has no such arrays there.
+        What a compact copy would mend (strides that the facts below do not name) is no error:
+        return the reason for the copy, a str.
     copies : bool
         Whether *make* always copies.
     copied_types : frozenset of str
