@@ -232,6 +232,38 @@ def test_every_module_has_a_place():
     assert without == [], "enter them in the layers of pyproject.toml"
 
 
+ROOMS = [
+    name for name, path in MODULES.items() if path.name == "__init__.py" and name != "dlbridge"
+]
+
+
+def room_of(module):
+    """The name by which first lines call the room of *module*; "" for helpers of all rooms."""
+    inside = module.removeprefix("dlbridge.")
+    room = ".".join(inside.split(".")[: 2 if inside.startswith("core.") else 1])
+    is_helper = room.startswith(("_", "dlbridge")) or (
+        room.startswith("core.") and f"dlbridge.{room}" not in ROOMS
+    )
+    return "" if is_helper else room
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_first_lines_of_a_room_say_what_it_may_import(room):
+    """All of it, and no more: who imports another room writes that down, and sees the order."""
+    said = re.search(r"May import: (.+?)\.(?=\s|$)", import_module(room).__doc__ or "", re.DOTALL)
+    assert said, f"the first lines of {room} do not say what it may import"
+    own = room.removeprefix("dlbridge.")
+    used = {
+        room_of(name)
+        for module, path in MODULES.items()
+        if f"{module}.".startswith(f"{room}.")
+        for name in imported(module, path, MODULES)
+    }
+    assert set(re.findall(r"`([\w.]+)`", said[1])) == {
+        name for name in used - {""} if not f"{name}.".startswith(f"{own}.")
+    }
+
+
 def defined_names(tree):
     """The functions, classes, variables, slots and attributes of self that *tree* defines."""
     names = set()

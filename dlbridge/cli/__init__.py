@@ -1,4 +1,7 @@
-"""The command line: info, doctor, explain, watch, demo, bench, conformance, new-backend."""
+"""The command line: info, doctor, explain, watch, demo, bench, conformance, new-backend.
+
+A guest: it uses public names only. May import: `diagnosis`, `errors`, `extending`, `protocol`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Parts for authors of backends: what several backends have in common.
 
+May import: `errors`, `protocol`.
+
 For any driver, and for a library in Python over one. Begin with `resources` if you call a C API;
 the objects of a library in Python own themselves (`dlbridge.protocol.PlainAllocation`):
 
@@ -28,7 +30,6 @@ make complete backends from it. Each part is a module of its own and can be used
 `backend`           complete backends for device memory and for pinned memory
 ==================  ==============================================================
 
-The parts import `dlbridge.errors` and `dlbridge.protocol` and nothing else of dlbridge.
 ``backends/cuda`` and ``backends/rocm`` are built on both tables, ``backends/webgpu``,
 ``backends/oneapi`` and ``backends/torch`` on the first. A part that one backend only would use is
 in that backend.

@@ -1,1 +1,4 @@
-"""The C side of DLPack: declarations, structs, capsules, other libraries' exchange tables."""
+"""The C side of DLPack: structs, capsules, other libraries' exchange tables.
+
+May import: `core.implementation_details`, `core.values`, `errors`, `protocol`.
+"""

@@ -1,1 +1,5 @@
-"""The ways in and out that many libraries have: DLPack, buffers, array interfaces, Arrow."""
+"""DLPack in and out in Python: producers, our exchange table; native objects of backends.
+
+May import: `core.dlpack`, `core.implementation_details`, `core.libraries`, `core.moves`,
+`core.plugins`, `core.tensor`, `core.values`, `errors`, `kit`, `protocol`.
+"""

@@ -1,1 +1,4 @@
-"""Other array libraries: how each treats our tensors, and how it makes its array of one."""
+"""The class of a library's description, and which library an array is of.
+
+May import: `core.plugins`, `core.tensor`, `core.values`, `errors`.
+"""

@@ -1,1 +1,4 @@
-"""Immutable values: layouts, dtypes, devices. No memory, no C."""
+"""Immutable values: layouts, dtypes, devices. No memory, no C.
+
+May import: `errors`, `protocol`.
+"""
