@@ -117,6 +117,28 @@ def test_the_answer_names_what_the_file_has(row):
             assert any(name in text for text in texts), f"{name} is in none of {files}"
 
 
+CHANGES = [row for row in rows("Where a change goes", WHERE) if row[0] != "you want to change"]
+COMMANDS = ("grep ", "python ")  # commands
+
+
+@pytest.mark.parametrize("row", CHANGES, ids=lambda row: row[0][:60])
+def test_the_place_of_a_change_exists(row):
+    """Files by their whole path, or beside the file named before; names in one of the files."""
+    folders = [ROOT]
+    texts = []
+    names = []
+    for span in SPAN.findall(row[1]):
+        if not IS_PATH.fullmatch(span) and not (ROOT / span).is_file():
+            names += [] if span.startswith(COMMANDS) else span.split(".")
+            continue
+        found = [folder / span for folder in folders if (folder / span).exists()]
+        assert found, f"no {span} beside {folders}"
+        folders.append(found[0] if found[0].is_dir() else found[0].parent)
+        files = found[0].rglob("*.py") if found[0].is_dir() else [found[0]]
+        texts += [file.read_text(encoding="utf-8") for file in files]
+    assert [name for name in names if not any(name in text for text in texts)] == []
+
+
 def used_variables():
     """The environment variables that the packages read."""
     folders = [ROOT / "dlbridge", *ROOT.glob("backends/*/dlbridge_*")]
