@@ -139,6 +139,21 @@ def test_the_place_of_a_change_exists(row):
     assert [name for name in names if not any(name in text for text in texts)] == []
 
 
+def test_the_files_of_the_guide_to_tests_exist():
+    """Whole paths; names without a folder are of a test or of a part of the kit."""
+    text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    files = {span for span in SPAN.findall(text) if span.endswith((".py", "/")) and " " not in span}
+    folders = [ROOT / "tests", ROOT / "dlbridge" / "testing", *ROOT.glob("backends/*/tests")]
+    known = {path.name for folder in folders for path in folder.rglob("*.py")}
+    missing = [
+        file
+        for file in files
+        if not (ROOT / file).exists() and file not in known and "NAME" not in file
+    ]
+    assert files
+    assert missing == []
+
+
 def used_variables():
     """The environment variables that the packages read."""
     folders = [ROOT / "dlbridge", *ROOT.glob("backends/*/dlbridge_*")]
