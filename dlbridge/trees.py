@@ -135,9 +135,9 @@ class _Walk:
             return to_device(node, self.device, like=self.like, copy=self.copy)
         if isinstance(node, Iterator) and type(node).__module__ in _ITERATORS:
             raise TypeError(_unmade(node, where))
-        if (found := self._registered(node, where)) is node:
+        if (registered := self._registered(node, where)) is node:
             _check_opaque(node, where)
-        return found
+        return registered
 
     def _fixed(self, node: Iterable[Any], where: str) -> Any:
         """A set, or a view of a dict: it stays, and has no arrays."""

@@ -102,9 +102,9 @@ def _in_our_order(x: Any) -> Tensor:
     array = np.asarray(x)
     ours = array.dtype.newbyteorder("=")
     dtype = from_numpy(ours)
-    carrier = new_tensor(CPU, dtype, array.shape).numpy().view(carrier_dtype(dtype))
-    carrier.view(ours)[...] = array
-    return label_array(carrier, dtype, FLAG_IS_COPIED, type(x))
+    converted = new_tensor(CPU, dtype, array.shape).numpy().view(carrier_dtype(dtype))
+    converted.view(ours)[...] = array
+    return label_array(converted, dtype, FLAG_IS_COPIED, type(x))
 
 
 def is_in_our_order(x: Any) -> bool:
