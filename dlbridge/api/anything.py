@@ -245,7 +245,8 @@ def _plain(x: Any) -> Any:
         raise TypeError(f"{origin_of(x)} is not a tensor: {way_out}")
     raise TypeError(
         f"{origin_of(x)} is not a tensor: it has neither __dlpack__, an array interface nor a "
-        f"buffer, and no backend has objects of that package ({', '.join(known_backends())})"
+        "buffer, no entry point of 'dlbridge.libraries' describes it, and no backend has objects "
+        f"of that package ({', '.join(known_backends())})"
     )
 
 

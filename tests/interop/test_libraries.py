@@ -493,6 +493,7 @@ def test_no_driver_is_started_for_what_needs_none():
             dlbridge.asarray(object())
         except TypeError as error:
             assert "no backend has objects of that package" in str(error)
+            assert "no entry point of 'dlbridge.libraries' describes it" in str(error)
         # An object of a backend's package loads that backend only.
         fake = dlbridge.to_device(numpy.ones(2), "ext_dev:0").to_native()
         assert type(fake).__module__.startswith("dlbridge_fake")
