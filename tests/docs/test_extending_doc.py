@@ -48,7 +48,14 @@ def test_a_picture_is_read_in_place_and_brought_to_a_device(read_pnm, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"P5 4 3 255\n" + bytes(11), b"P4 4 3 1\n", b"P5 1 1 65535\n0"]
+    "content",
+    [
+        b"",
+        b"P5 4 3 255\n" + bytes(11),
+        b"P4 4 3 1\n",
+        b"P5 1 1 65535\n0",
+        b"P5 0 9223372036854775807 65535\n",  # of no bytes, which numpy has no array of
+    ],
 )
 def test_a_file_that_is_none_is_refused(read_pnm, tmp_path, content):
     path = tmp_path / "picture"

@@ -237,6 +237,7 @@ def recorded(
 
     It is for what copies and is no move. The moves and copies inside the block are parts of it,
     and not recorded by themselves. Without a trace and without the log it does nothing.
+    A description's ``expose`` needs none: the trace shows what it copies.
 
     Parameters
     ----------

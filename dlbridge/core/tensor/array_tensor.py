@@ -374,7 +374,7 @@ def tensor_on(
     byte_offset : int
         The bytes from the start of *memory* to the first element.
     readonly : bool
-        Whether nobody may write to it.
+        Whether nobody may write to it; *memory* does not say so.
     padded : bool
         Whether elements below a byte take a byte each.
     copied : bool

@@ -149,7 +149,8 @@ def memory_of(array: np.ndarray[Any, Any], origin: str) -> Memory:
     Parameters
     ----------
     array : numpy.ndarray
-        Any array, also one over the buffer of another object. It is not changed.
+        Any array, also one over the buffer of another object. It is not changed. Of a read-only
+        one, give `tensor_on` *readonly*: a write to read-only pages ends the process.
     origin : str
         Where the memory comes from, in words: ``repr`` and messages say it.
 
