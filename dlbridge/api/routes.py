@@ -256,7 +256,7 @@ class Move:
                 if arrays
                 else "has no memory that a tensor could share"
             )
-            if self.tensor.is_copied:
+            if converted or (self.tensor.is_copied and library_of(type(x)) is None):
                 why = "has the other byte order, and is converted"
             step = Step("read", here, here, self.operand.nbytes, f"{plan.origin} {why}")
             plan.steps.insert(0, step)

@@ -277,6 +277,34 @@ def test_subclasses_of_types_that_dlpack_has_not(make, way_out):  # P33
             take(make())
 
 
+def test_a_description_that_copies_is_not_told_as_a_conversion(tmp_path):  # P32
+    """`expose` of a library may make a copy, and say so."""
+    (tmp_path / "copylib.py").write_text("class Array:\n    pass\n")
+    (tmp_path / "copylib_bridge.py").write_text(
+        textwrap.dedent("""
+            import numpy, dlbridge
+            from dlbridge.extending import memory_of, tensor_on
+            from dlbridge.libraries import Library
+
+            def expose(x, copy):
+                new = memory_of(numpy.arange(4.0), "a copy")
+                return tensor_on(new, dlbridge.dtype("float64"), (4,), copied=True)
+
+            LIBRARY = Library("copylib", ("copylib.Array",), expose=expose)
+        """)
+    )
+    install(tmp_path, "copylib", "[dlbridge.libraries]\ncopylib = copylib_bridge:LIBRARY")
+    run_script(
+        f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import copylib, dlbridge
+        said = dlbridge.explain(copylib.Array(), "ext_dev:0")
+        assert "copylib.Array has no memory that a tensor could share" in said, said
+        """
+    )
+
+
 FOREIGN = np.dtype("i2").newbyteorder()
 OTHER_ORDER = {
     "numpy": lambda: np.array([[1, 2, 3], [4, 5, 600]], FOREIGN),
