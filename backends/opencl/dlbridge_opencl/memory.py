@@ -14,6 +14,7 @@ import numpy as np
 import pyopencl as cl
 
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
+from dlbridge.kit.backend import address_of
 from dlbridge.kit.resources import (
     AllocationOwner,
     Owner,
@@ -218,9 +219,8 @@ def overlaps_host(memory: Memory, host: memoryview) -> bool:
     """Whether *host* and *memory* share bytes; False if the `host_address` is not known."""
     if not memory.host_address:
         return False
-    begin = np.frombuffer(host, "u1").__array_interface__["data"][0]
-    first = memory.host_address
-    return bool(begin < first + memory.nbytes and first < begin + host.nbytes)
+    begin, first = address_of(host), memory.host_address
+    return begin < first + memory.nbytes and first < begin + host.nbytes
 
 
 def share_bytes(one: Memory, other: Memory) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dlbridge.core.plugins.registry import installation, known_backends, provider_of
 from dlbridge.core.public import for_guests
-from dlbridge.core.tensor.operand import MEMORY_CHECKS, check_base
+from dlbridge.core.tensor.operand import MEMORY_CHECKS
 from dlbridge.core.values.devices import type_names
 from dlbridge.core.values.dtypes import is_name
 from dlbridge.core.values.text import did_you_mean, with_article
@@ -191,9 +191,7 @@ def importer_of(cls: type) -> Callable[[Any], Tensor] | None:
     if library is not None and library.importer is not None and is_array_of(library, cls, True):
         importer = library.importer(cls)
         if library.check_memory is not None:
-            from numpy import ndarray
-
-            MEMORY_CHECKS[ndarray], MEMORY_CHECKS[cls] = check_base, library.check_memory
+            MEMORY_CHECKS[cls] = library.check_memory
     return IMPORTERS.setdefault(cls, importer)
 
 

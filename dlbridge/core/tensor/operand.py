@@ -217,16 +217,18 @@ def operand_of(tensor: Tensor) -> Operand:
     operand.is_new = False
     is_native = type(tensor) is ArrayTensor  # read here: its property costs a call
     dtype = operand.dtype = NATIVE_DTYPES[array.dtype] if is_native else tensor._dtype
-    operand.flags = tensor._flags
+    operand.flags = 0 if is_native else tensor._flags
     if is_native or (type(tensor) is not Tensor and isinstance(tensor, NumpyTensor)):
         operand.device = CPU
         operand.data = addresses[(id(array) >> 3) + MEMBERS_AT]  # `address_of`
         operand.byte_offset = 0
         operand.memory = None
         operand.nbytes = array.nbytes
-        check = MEMORY_CHECKS.get(type(array.base))
-        if check is not None:
-            check(operand, array.base)
+        base = array.base
+        while MEMORY_CHECKS and type(base) is type(array):  # views of views
+            base = base.base
+        if type(base) in MEMORY_CHECKS:
+            MEMORY_CHECKS[type(base)](operand, base)
         return operand
     memory = operand.memory = tensor._memory
     operand.device = memory.device
@@ -240,15 +242,7 @@ def operand_of(tensor: Tensor) -> Operand:
 
 
 MEMORY_CHECKS: dict[type, Callable[[Operand, Any], object]] = {}
-"""Class of the base of an array of numpy -> `Library.check_memory`; numpy's -> `check_base`."""
-
-
-def check_base(operand: Operand, base: Any) -> None:
-    """Check the memory of *operand*, a view of *base*: raise as the check of what it lies in."""
-    while type(base) is type(operand.carrier):
-        base = base.base
-    if type(base) in MEMORY_CHECKS:
-        MEMORY_CHECKS[type(base)](operand, base)
+"""Class of what owns the memory of an array of numpy -> `Library.check_memory`."""
 
 
 def turned(operand: Operand, axes: Sequence[int], back: Collection[int]) -> Operand:
