@@ -140,10 +140,15 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
         if name == "ffi":
             return importlib.import_module(".ffi", __name__)
         if name not in _MODULES:
+            import sys
+
             from ._absent_names import PACKAGE_NAMES
             from .core.values.text import did_you_mean
 
             known = PACKAGE_NAMES.get(name)
+            tensor = getattr(sys.modules.get("dlbridge.core.tensor.tensor"), "Tensor", None)
+            if tensor is not None and not known and name[0] != "_" and name in dir(tensor):
+                known = f"it is of a Tensor: dlbridge.asarray(x).{name}"
             hint = f"; {known}" if known else did_you_mean(name, __all__)
             raise AttributeError(f"module 'dlbridge' has no attribute {name!r}{hint}")
         value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)

@@ -92,15 +92,19 @@ TENSOR_NAMES = _by_name(
     {
         "write t.to_device('cpu')": "cpu",
         "write t.to_device('cuda:0')": "cuda",
-        "write t.to_device(device), and dlbridge.to_device(t, 'cpu', like='torch') for an array of "
-        "another library": "to",
+        "write t.to_device(device), dlbridge.to_device(t, 'cpu', like='torch') for an array of "
+        "another library, and dlbridge.astype(dlbridge.to_device(t, 'cpu'), dtype) for another "
+        "dtype": "to",
         "write t.numpy(copy=None), which copies from devices that the host does not "
-        "read": "to_numpy as_numpy get asnumpy",
+        "read": "to_numpy as_numpy get asnumpy values array get_array",
         "write dlbridge.to_device(t, 'cpu', like='torch'), or name another device that torch "
         "has": "torch to_torch",
         "write dlbridge.to_device(t, 'cpu', like='jax'), or name another device that jax "
         "has": "jax to_jax",
         "a Tensor has no gradient, so use it as it is": "detach",
+        "a Tensor has no gradient; torch's has: dlbridge.to_device(t, 'cpu', like='torch')": "grad "
+        "requires_grad requires_grad_ backward",
+        "write t[index]": "iloc loc select narrow",
         "dlbridge.astype(dlbridge.to_device(t, 'cpu'), dtype) converts the elements": "astype type "
         "cast half float double bfloat16 int long",
         "dlbridge.to_device(t, t.device, copy=True) makes a copy": "copy clone",

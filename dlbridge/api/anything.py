@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set, ValuesView
+from collections.abc import (
+    ItemsView,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    Set,
+    ValuesView,
+)
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -260,26 +268,43 @@ def _instead_of(x: Any) -> str:
         named = repr(str(x))
         return f"{named} is a device, and a device comes second: dlbridge.to_device(x, {named})"
     if isinstance(x, (str, os.PathLike)):
-        name = os.fspath(x)
-        if str(name).lower().endswith((".npy", ".npz", ".safetensors", ".gguf")):
-            return f"for a file, write dlbridge.load({str(name)!r})"
-        if isinstance(x, str):
-            return f"{x!r} is a dtype, and the array comes before it" if is_name(x) else ""
-        return "dlbridge.load(path) reads a file"
+        return _instead_of_text(x)
     if isinstance(x, Mapping) or hasattr(x, "__dataclass_fields__"):
         return "dlbridge.tree_to_device(x, device) moves each of its arrays, and keeps the keys"
-    if isinstance(x, Set):
+    if isinstance(x, ItemsView):
+        return "dlbridge.tree_to_device(dict(x), device) moves each array, and keeps the keys"
+    if isinstance(x, Set) and not isinstance(x, KeysView):
         return "a set has no order; pass sorted(x)"
-    way_out = _method_of(x)
-    if way_out:
-        return way_out
+    return _method_of(x) or _instead_of_others(x)
+
+
+def _instead_of_text(x: str | os.PathLike[Any]) -> str:
+    name = os.fspath(x)
+    if str(name).lower().endswith((".npy", ".npz", ".safetensors", ".gguf")):
+        return f"for a file, write dlbridge.load({str(name)!r})"
+    if not isinstance(x, str):
+        return "dlbridge.load(path) reads a file"
+    if is_name(x):
+        return f"{x!r} is a dtype, and the array comes before it"
+    return (
+        f"{x!r:.80} is a text, and a tensor has numbers: dlbridge.load(path) reads a file of "
+        "tensors, and dlbridge.asarray(x.encode()) has the bytes of the text"
+    )
+
+
+def _instead_of_others(x: Any) -> str:
     if hasattr(x, "read"):
-        return "an open file is not read here; dlbridge.load(path) takes its name"
-    if isinstance(x, (range, Iterator, Sequence, ValuesView)):
+        return (
+            "an open file is not read here: dlbridge.load(x) reads a file of tensors, and "
+            "dlbridge.asarray(x.read()) takes its bytes"
+        )
+    if isinstance(x, (range, Iterator, Sequence, KeysView, ValuesView)):
         return "pass its numbers as a list: list(x)"
     if isinstance(x, (FunctionType, MethodType, BuiltinFunctionType)):
         return "it is a function; pass what it returns"
-    return ""
+    if hasattr(type(x), "__iter__"):
+        return "move what it gives: [dlbridge.tree_to_device(each, device) for each in x]"
+    return "pass float(x)" if hasattr(type(x), "__float__") else ""
 
 
 def _method_of(x: Any) -> str:

@@ -266,6 +266,11 @@ def _explained(dtype: object, error: TypeError) -> TypeError:
             f"{dtype!r} is not a dtype: a shape of several extents is one tuple, as in "
             "zeros((2, 3)), and the dtype comes after it"
         )
+    if isinstance(dtype, tuple | list):
+        return TypeError(
+            f"{dtype!r} is not a dtype: the shape comes first, as in "
+            "zeros((2, 2), 'float32', 'cpu'); a dtype by (code, bits, lanes) is three integers"
+        )
     if isinstance(dtype, str) and _names_a_device(dtype):
         return TypeError(
             f"{dtype!r} is a device, not a dtype: pass device={dtype!r}, since the argument "

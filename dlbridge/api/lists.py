@@ -81,10 +81,13 @@ def _read_rectangle(x: Any, read: Callable[[Any], Array]) -> tuple[Any, Array]:
         if "inhomogeneous" not in str(exc):
             raise
         shapes = sorted({part.shape for part in x if isinstance(part, np.ndarray)})
-        if len(shapes) > 1:
+        if shapes:
+            all_arrays = all(isinstance(part, np.ndarray) for part in x)
+            what = "the arrays in the list have" if all_arrays else "the list holds arrays of"
+            others = "" if all_arrays else ", and other things"
             raise ValueError(
-                f"the arrays in the list have the shapes {', '.join(map(str, shapes[:4]))}, and a "
-                "list of arrays is stacked: dlbridge.tree_to_device(x, device) moves each by itself"
+                f"{what} the shapes {', '.join(map(str, shapes[:4]))}{others}, and a list of "
+                "arrays is stacked: dlbridge.tree_to_device(x, device) moves each by itself"
             ) from exc
         raise ValueError(
             "the lists in the list differ in length, or in depth, and a tensor is a rectangle; "

@@ -128,6 +128,8 @@ class TensorFile(Mapping[str, _Array]):
             way = ""
             if name in self.__dict__.get("_entries", ()):
                 way = f"; write file[{name!r}] for that tensor"
+            elif name[0] != "_":
+                way = "; file[name] is a tensor, and list(file) has the names"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{way}")
 
     def __enter__(self) -> Self:
@@ -153,7 +155,8 @@ class TensorFile(Mapping[str, _Array]):
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        return f"dlbridge.TensorFile({self.path!r}, {len(self)} tensors, device={self._device})"
+        number = f"{len(self)} tensor{'s' * (len(self) != 1)}"
+        return f"dlbridge.TensorFile({self.path!r}, {number}, device={self._device})"
 
     @property
     def path(self) -> str:

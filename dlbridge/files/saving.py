@@ -99,7 +99,7 @@ def save(
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError(
             f"the path comes first, and {with_article(type(path).__name__)} is none: "
-            "dlbridge.save('name.npy', x)"
+            f"dlbridge.save('name.{'safetensors' if hasattr(path, 'keys') else 'npy'}', x)"
         )
     target = os.fsdecode(path)
     name = printable(target)
@@ -113,7 +113,9 @@ def save(
     given = dict(tensors) if isinstance(tensors, Mapping) else {"": tensors}
     if isinstance(tensors, Mapping) == (suffix == ".npy"):
         what, way_out = "a mapping of names to arrays", "write {'name': x}, or a .npy file"
-        if suffix == ".npy":
+        if hasattr(tensors, "state_dict"):
+            way_out = "write x.state_dict()"
+        elif suffix == ".npy":
             what, way_out = "one array", ".npz and .safetensors take names"
         raise TypeError(
             f"{name}: {suffix} takes {what}, not {with_article(type(tensors).__name__)}; {way_out}"
@@ -135,6 +137,16 @@ def _import(path: str, given: dict[Any, Any]) -> dict[str, Tensor]:
             raise TypeError(f"{path}: the name of a tensor is a str, not {name!r}")
         if not is_text(name):
             raise ValueError(f"{path}: the name {name!r} is not Unicode text; choose another")
+        if isinstance(array, Mapping):
+            raise TypeError(
+                f"{path}: {name!r} is {with_article(type(array).__name__)}, and names in a file "
+                f"have one level: write {{'{name}.{next(iter(array), 'x')}': ...}}"
+            )
+        if isinstance(array, str):
+            raise TypeError(
+                f"{path}: {name!r} is a text, which safetensors keeps beside the tensors: write "
+                f"metadata={{{name!r}: {array!r:.80}}}"
+            )
         try:
             found[name] = _tensor(array)
         except (ExchangeError, TypeError) as exc:

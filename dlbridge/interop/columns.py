@@ -19,17 +19,25 @@ if TYPE_CHECKING:
 # What all of them have in common ---------------------------------------------------
 
 
+_NUMBERS = ("int", "uint", "float", "bool", "double", "half")
+"""How the names of types of numbers begin, in lower case."""
+
+
 def _require_one_type(x: Any, dtypes: Iterable[Any]) -> None:
     """Raise ExchangeError where columns differ in type: a common one may change values."""
     different = sorted({str(dtype) for dtype in dtypes})
     if len(different) > 1:
-        convert = "x.astype('float64')" if hasattr(x, "astype") else "cast"
-        if hasattr(x, "get_columns"):
-            convert = "x.cast(polars.Float64)"
+        numbers = all(dtype.lower().startswith(_NUMBERS) for dtype in different)
+        what = "convert them first" if numbers else "those that hold numbers"
+        convert = "cast" if numbers else "select"
+        if hasattr(x, "astype"):
+            convert = "x.astype('float64')" if numbers else "x.select_dtypes('number')"
+        elif hasattr(x, "get_columns"):
+            way = "cast(polars.Float64)" if numbers else "select(polars.selectors.numeric())"
+            convert = f"x.{way}"
         raise ExchangeError(
             f"the columns of the {origin_of(x)} have several types ({', '.join(different)}), and "
-            f"a common one may change values; pass one column (x['name']), or convert them first "
-            f"({convert})"
+            f"a common one may change values; pass one column (x['name']), or {what} ({convert})"
         )
 
 

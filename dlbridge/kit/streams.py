@@ -93,7 +93,7 @@ class StreamRules:
             return operator.index(value)
         except (AttributeError, TypeError, ValueError) as exc:
             raise TypeError(
-                f"{type(stream).__module__}.{type(stream).__qualname__} is not a {self.api} "
+                f"{type(stream).__module__}.{type(stream).__qualname__} is no {self.api} "
                 f"stream; pass None, {self.advice}"
             ) from exc
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import io
 import pathlib
 import pickle
@@ -68,6 +69,10 @@ CASES = {
         "an integer that no type has, as the number": (
             lambda: bridge.full(3, 2**64),
             r"the integer 18446744073709551616 is beyond every integer type.*rounded: dtype='float64'",
+        ),
+        "arrays beside other things": (
+            lambda: bridge.asarray([np.ones(2), "a"]),
+            r"^the list holds arrays of the shapes? \(2,\), and other things.*tree_to_device\(x, device\)",
         ),
         "lists deeper than a tensor": (
             lambda: bridge.asarray(nested(65)),
@@ -141,6 +146,19 @@ CASES = {
         "a range": (lambda: bridge.asarray(range(3)), r"as a list: list\(x\)"),
         "a generator": (lambda: bridge.asarray(i for i in [1]), r"as a list: list\(x\)"),
         "a set": (lambda: bridge.asarray({1}), r"pass sorted\(x\)"),
+        "the items of a dictionary": (
+            lambda: bridge.asarray({"a": np.ones(2)}.items()),
+            r"dlbridge\.tree_to_device\(dict\(x\), device\)",
+        ),
+        "a text": (
+            lambda: bridge.asarray("photo.png"),
+            r"'photo\.png' is a text, .*dlbridge\.load\(path\) .*dlbridge\.asarray\(x\.encode\(\)\)",
+        ),
+        "a decimal number": (lambda: bridge.asarray(decimal.Decimal(1)), r"pass float\(x\)"),
+        "a loader of batches": (
+            lambda: bridge.to_device(type("Loader", (), {"__iter__": iter})(), "cpu"),
+            r"\[dlbridge\.tree_to_device\(each, device\) for each in x\]",
+        ),
         "a file name": (
             lambda: bridge.to_device("f.npy", "cpu"),
             r"for a file, write dlbridge\.load\('f\.npy'\)",
@@ -151,7 +169,7 @@ CASES = {
         ),
         "an open file": (
             lambda: bridge.asarray(io.StringIO()),
-            r"an open file is not read here; dlbridge\.load\(path\) takes its name",
+            r"dlbridge\.load\(x\) reads a file of tensors, .*dlbridge\.asarray\(x\.read\(\)\)",
         ),
         "the device first": (
             lambda: bridge.to_device("cpu:0", np.ones(3)),
@@ -189,6 +207,10 @@ CASES = {
             lambda: bridge.full((2, 2), 1, "metal:0"),
             r"'metal:0' is a device, not a dtype: pass device='metal:0'",
         ),
+        "the device before the shape": (
+            lambda: bridge.ones("opencl:0", (2, 2)),
+            r"^\(2, 2\) is not a dtype: the shape comes first, as in zeros\(\(2, 2\), 'float32', 'cpu'\)",
+        ),
         "a shape in several arguments": (
             lambda: bridge.zeros(2, 3),
             r"3 is not a dtype: a shape of several extents is one tuple, as in zeros\(\(2, 3\)\)",
@@ -207,7 +229,7 @@ CASES = {
         ),
         "a letter, which numpy takes for a dtype": (
             lambda: bridge.asarray("b"),
-            r"^builtins\.str is not a tensor: it has neither __dlpack__",
+            r"^builtins\.str is not a tensor: 'b' is a text",
         ),
         "the number before the shape": (
             lambda: bridge.full(3, (2, 2)),
@@ -264,6 +286,22 @@ CASES = {
         "an extent for view": (
             lambda: bridge.ones((3, 2)).view(-1),
             r"; view takes a dtype, and t\.reshape\(-1\) another shape",
+        ),
+        "the path after the dictionary": (
+            lambda: bridge.save({"a": np.ones(3)}, "f.safetensors"),
+            r"a dict is none: dlbridge\.save\('name\.safetensors', x\)",
+        ),
+        "a module for a file of names": (
+            lambda: bridge.save("x.safetensors", peer("torch").nn.Linear(1, 1)),
+            r"not a Linear; write x\.state_dict\(\)$",
+        ),
+        "a dictionary in a dictionary for a file": (
+            lambda: bridge.save("x.npz", {"a": {"b": [1.0]}}),
+            r"^x\.npz: 'a' is a dict, and names in a file have one level: write \{'a\.b': \.\.\.\}$",
+        ),
+        "a text for a file": (
+            lambda: bridge.save("x.safetensors", {"a": "b"}),
+            r"^x\.safetensors: 'a' is a text, .*: write metadata=\{'a': 'b'\}$",
         ),
         "a dictionary for a file of one array": (
             lambda: bridge.save("x.npy", {"a": [1.0]}),
@@ -394,6 +432,22 @@ CASES = {
         "a name of the package spelled wrongly": (
             lambda: bridge.to_devce,
             r"no attribute 'to_devce' \(did you mean 'to_device'\?\)",
+        ),
+        "a method as a function": (
+            lambda: bridge.host_view(bridge.ones(3)),
+            r"no attribute 'host_view'; it is of a Tensor: dlbridge\.asarray\(x\)\.host_view$",
+        ),
+        "another dtype by torch's name": (
+            lambda: bridge.ones(3).to("float16"),
+            r"dlbridge\.astype\(dlbridge\.to_device\(t, 'cpu'\), dtype\) for another dtype",
+        ),
+        "torch's gradient": (
+            lambda: bridge.ones(3).requires_grad_(),
+            r"a Tensor has no gradient; torch's has: dlbridge\.to_device\(t, 'cpu', like='torch'\)",
+        ),
+        "the values of a column": (
+            lambda: bridge.ones(3).values,
+            r"write t\.numpy\(copy=None\)",
         ),
         "numpy's attributes of an array": (
             lambda: bridge.ones(3).flags,

@@ -7,7 +7,9 @@ would write them. A row of a library that is not installed here is not run.
 from __future__ import annotations
 
 import collections
+import fractions
 import importlib.util
+import io
 import itertools
 import re
 import warnings
@@ -179,6 +181,10 @@ INCOMING = {
             "pd.DataFrame({'name': [1], 'other': [1.5]})",
             ["x['name']", "x.astype('float64')"],
         ),
+        "numbers beside texts": (
+            "pd.DataFrame({'name': [1], 'other': ['a']})",
+            ["x['name']", "x.select_dtypes('number')"],
+        ),
         "texts": ("pd.Series(['a'])", ["pandas.factorize(x)[0]"]),
         "sparse floats": ("pd.Series(pd.arrays.SparseArray([0, 0, 1.5]))", ["numpy.asarray(x)"]),
         "sparse arrays": ("pd.arrays.SparseArray([0, 0, 2])", ["numpy.asarray(x)"]),
@@ -328,6 +334,12 @@ NO_TENSORS = {
         "by a struct": ("ByStruct()", ["numpy.asarray(x)"]),
         "a sequence": ("collections.deque([1, 2])", ["list(x)"]),
         "values": ("{'a': 1, 'b': 2}.values()", ["list(x)"]),
+        "keys": ("{1: 'a', 2: 'b'}.keys()", ["list(x)"]),
+        "a set": ("{2, 1}", ["sorted(x)"]),
+        "a fraction": ("fractions.Fraction(1, 2)", ["float(x)"]),
+        "a text": ("'abc'", ["dlbridge.asarray(x.encode())"]),
+        "bytes in memory": ("io.BytesIO(b'abc')", ["dlbridge.asarray(x.read())"]),
+        "a file in memory": ("file_of(np.ones(3))", ["dlbridge.load(x)"]),
     },
 }
 """What no interface leads into, as `INCOMING`. Libraries that no environment has are played."""
@@ -382,6 +394,13 @@ def in_file(tables):
     return tables.open_file(name, "w", driver="H5FD_CORE", driver_core_backing_store=0)
 
 
+def file_of(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    file.seek(0)
+    return file
+
+
 def capsule_of(array):
     return type("OnlyCapsule", (), {"to_dlpack": lambda self: array.__dlpack__()})()
 
@@ -403,7 +422,8 @@ def test_the_way_out_of_what_is_no_tensor_leads_out(name, take):
     else:
         names = names_for(library)
     names |= {"only": only, "capsule_of": capsule_of, "in_file": in_file, "ByStruct": ByStruct}
-    names["collections"] = collections
+    names |= {"collections": collections, "fractions": fractions, "io": io, "file_of": file_of}
+    names["dlbridge"] = bridge
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's: the class of a storage with a type is old
         x = names["x"] = eval(source, names)

@@ -512,9 +512,9 @@ def test_an_array_behind_another_one():
         (
             b"\x93NUMPY\x01\0 more",
             FileNotFoundError,
-            r"no file has this name; load\(io.BytesIO\(x\)\)",
+            r"no file has this name; dlbridge\.load\(io.BytesIO\(x\)\)",
         ),
-        (b"nowhere", FileNotFoundError, r"no file has this name; load\(io.BytesIO\(x\)\)"),
+        (b"nowhere", FileNotFoundError, r"no file has this name; dlbridge\.load\(io.BytesIO\(x\)\)"),
         (bytearray(b"GGUF"), TypeError, r"not a bytearray; io.BytesIO\(x\) makes a file of bytes"),
         ([1], TypeError, r"load\(\) takes a path or an open file, not an int"),
     ],
@@ -601,8 +601,12 @@ def test_a_tensor_is_no_attribute(model):
     file = bridge.load(model[0])
     with pytest.raises(AttributeError, match=r"no attribute 'weight'; write file\['weight'\]"):
         file.weight
-    with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
+    with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'; file\[name\] is a tensor, "):
         file.xyzzy
+    assert all(file[name].device.is_host for name in list(file))  # as the message says
+    with pytest.raises(AttributeError, match=r"no attribute '_xyzzy'$"):
+        file._xyzzy
+    assert "1 tensor, device" in repr(bridge.load(file.path, names=["weight"]))
 
 
 def test_the_end_of_a_block_waits_for_no_reader_and_closes_under_none(tmp_path):

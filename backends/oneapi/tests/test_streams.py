@@ -177,5 +177,5 @@ def test_streams_that_are_none(oneapi):
     for stream in streams:
         with pytest.raises(ValueError, match=r"is no known queue of oneapi:0; pass None, -1, or a"):
             oneapi.normalize_stream(0, stream)
-    with pytest.raises(TypeError, match=r"is not a SYCL stream; pass None, -1, or a dpctl\.S"):
+    with pytest.raises(TypeError, match=r"is no SYCL stream; pass None, -1, or a dpctl\.S"):
         oneapi.normalize_stream(0, oneapi.queue(0).submit_barrier())

@@ -36,7 +36,7 @@ def test_which_streams_are_taken(late, backend):
         backend.normalize_stream(0, other)
     with pytest.raises(ValueError, match=r"takes no handles of others there; pass None, -1, or a"):
         backend.normalize_stream(0, 12345)
-    with pytest.raises(TypeError, match="is not a torch stream"):
+    with pytest.raises(TypeError, match="is no torch stream"):
         backend.normalize_stream(0, "a stream")
     with pytest.raises(DeviceError, match="knows no stream 0x3039; pass torch's object of it"):
         backend.synchronize(0, 12345)

@@ -273,7 +273,7 @@ class Vulkan(kit.Devices, kit.ThroughHost):
             raise ExchangeError(
                 f"a kDLVulkan tensor from {module}: its data ({data:#x}) is not one of "
                 "dlbridge_vulkan's descriptors, and no standard says what else it may be. Pass "
-                'the raw handles to bridge.backend("vulkan").wrap_buffer() instead'
+                'the raw handles to dlbridge.backend("vulkan").wrap_buffer() instead'
             )
         return allocation.device.index, data
 

@@ -50,7 +50,7 @@ def test_streams_of_libraries(device, librarys_stream):
 
 
 def test_what_is_not_a_stream_of_theirs(device, no_stream):
-    with pytest.raises(TypeError, match=f"is not a {rig().api} stream; pass None"):
+    with pytest.raises(TypeError, match=f"is no {rig().api} stream; pass None"):
         device.normalize_stream(0, no_stream)
 
 
