@@ -514,7 +514,11 @@ def test_an_array_behind_another_one():
             FileNotFoundError,
             r"no file has this name; dlbridge\.load\(io.BytesIO\(x\)\)",
         ),
-        (b"nowhere", FileNotFoundError, r"no file has this name; dlbridge\.load\(io.BytesIO\(x\)\)"),
+        (
+            b"nowhere",
+            FileNotFoundError,
+            r"no file has this name; dlbridge\.load\(io.BytesIO\(x\)\)",
+        ),
         (bytearray(b"GGUF"), TypeError, r"not a bytearray; io.BytesIO\(x\) makes a file of bytes"),
         ([1], TypeError, r"load\(\) takes a path or an open file, not an int"),
     ],
