@@ -425,14 +425,18 @@ def tensor_on(
         and array.size
         and (not strides or min(strides) >= 0)
     ):
-        return wrap_plain(with_usual_strides(array) if strides else array, None, readonly)
+        array = with_usual_strides(array) if strides else array
+        tensor = new_array_tensor()  # as `wrap_plain`, without a call
+        tensor._array = array
+        tensor.__tensor_export__ = partial(export_array, array) if readonly else array.__dlpack__
+        return tensor
     flags = (FLAG_SUBBYTE_PADDED if padded else 0) | (FLAG_IS_COPIED if copied else 0)
     if on_cpu:
         return build(array, memory, dtype, byte_offset, flags)
-    tensor = object.__new__(Tensor)  # as `_general`, without a call
-    tensor._array, tensor._memory, tensor._dtype = array, memory, dtype
-    tensor._byte_offset, tensor._flags = byte_offset, flags
-    return tensor
+    there = object.__new__(Tensor)  # as `_general`, without a call
+    there._array, there._memory, there._dtype = array, memory, dtype
+    there._byte_offset, there._flags = byte_offset, flags
+    return there
 
 
 def build(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags: int) -> Tensor:
