@@ -41,15 +41,24 @@ def begun():
     sockets = {file for file in files if file.startswith("socket:")}
     return sockets | {f"thread:{thread.name}" for thread in threading.enumerate()}
 
+done, outside = set(), ("socket.connect", "subprocess.Popen", "os.system", "os.posix_spawn")
+sys.addaudithook(lambda event, _: done.add(f"call:{event}") if event in outside else None)
 before, modules = opened() | begun(), set(sys.modules)
 importlib.import_module(sys.argv[1])
 packages = {name.partition(".")[0] for name in set(sys.modules) - modules}
 packages -= set(sys.stdlib_module_names)
-print("\\n".join(sorted(packages | (opened() | begun()) - before)))
+print("\\n".join(sorted(packages | done | (opened() | begun()) - before)))
 """
 
 CAPABILITIES = [getattr(protocol, name) for name in protocol.__all__ if name.startswith("Supports")]
 """The protocols that a backend may satisfy beside `dlbridge.protocol.Backend`."""
+
+KINDS = ("cpu", "gpu", "accelerator", "other")
+"""The kinds of devices that the contract has."""
+
+UUID = re.compile(r"((GPU|MIG)-)?([0-9a-f]{16}|([0-9a-f]-?){31}[0-9a-f])", re.IGNORECASE)
+
+PCI = re.compile(r"([0-9a-f]+:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}(\.[0-9a-f])?", re.IGNORECASE)
 
 LIGHT = frozenset({"_cffi_backend", "cffi", "dlbridge", "pycparser", "typing_extensions"})
 """Packages beside the standard library that a backend's module may import at once."""
@@ -88,9 +97,9 @@ class ContractTests(BackendCase):
     def test_import_needs_no_driver(self) -> None:
         """Listing and importing plugins must cost nothing and touch no driver.
 
-        A connection and a thread are no less, nor is the Python package of a driver, which may
-        be missing or take a second: import it where it is used. A package that opens nothing,
-        such as one that two of your backends share, is named in `light_imports`.
+        A connection, a program that is run and a thread are no less, nor is the Python package of
+        a driver, which may be missing or take a second: import it where it is used. A package that
+        opens nothing, such as one that two of your backends share, is named in `light_imports`.
         """
         module = self.entry_point().module
         done = run_python(IMPORT_ALONE, module)
@@ -161,7 +170,7 @@ class ContractTests(BackendCase):
         assert len(set(uuids)) == len(uuids), uuids
 
     def test_device_info_has_a_name(self, backend: Any) -> None:
-        """The details that `info` prints for each device."""
+        """The details that `info` prints, and programs choose by, in the contract's forms."""
         self.need(backend, protocol.SupportsDeviceInfo)
         for device_id in range(backend.device_count()):
             info = backend.device_info(device_id)
@@ -170,9 +179,14 @@ class ContractTests(BackendCase):
             assert info.get("memory", 1) > 0
             assert info.get("memory_used", 0) >= 0
             assert isinstance(info.get("host_memory_shared", False), bool)
+            assert info.get("kind", "other") in KINDS
+            assert info.get("uuid") is None or UUID.fullmatch(info["uuid"]), info["uuid"]
+            assert info.get("pci") is None or PCI.fullmatch(info["pci"]), info["pci"]
 
-    def test_device_info_is_of_now(self, device: DeviceUnderTest) -> None:
-        """``memory_used``, where it is known, grows by what is allocated."""
+    def test_device_info_is_of_now(
+        self, device: DeviceUnderTest, devices: list[DeviceUnderTest]
+    ) -> None:
+        """``memory_used``, where it is known, grows by what is allocated, and there alone."""
         self.need(device.backend, protocol.SupportsDeviceInfo)
         backend, device_id = device.backend, device.device_id
         if "memory_used" not in backend.device_info(device_id):
@@ -180,9 +194,13 @@ class ContractTests(BackendCase):
         if isinstance(backend, protocol.SupportsTrim):
             backend.trim(device_id)  # memory that is kept counts, and would be used again
         nbytes = min(self.max_nbytes, 8 << 20)
-        before = backend.device_info(device_id)["memory_used"]
+        ids = [device_id, *(each.device_id for each in devices if each.device_id != device_id)]
+        before = [backend.device_info(each).get("memory_used", 0) for each in ids]
         device.write(device.allocate(nbytes), 0, b"in use")
-        assert backend.device_info(device_id)["memory_used"] >= before + nbytes
+        now = [backend.device_info(each).get("memory_used", 0) for each in ids]
+        assert now[0] >= before[0] + nbytes
+        for each, was, used in zip(ids[1:], before[1:], now[1:], strict=True):
+            assert used < was + nbytes, f"memory of device {device_id} counts on device {each}, too"
 
     def test_devices_are_found_by_name(self, backend: Any) -> None:
         """A name finds its device, no part of a word does, and errors list the devices."""

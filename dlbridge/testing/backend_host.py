@@ -146,6 +146,8 @@ class HostTests(BackendCase):
         before = bytes(pages)
         refusal = backend.host_import_refusal(device.device_id, address, nbytes, True)
         assert refusal == refusal.strip()
+        drawback = backend.host_import_refusal(device.device_id, address, nbytes, False)
+        assert drawback or not refusal, f"explain promises no copy, and it is refused: {refusal}"
         if refusal:
             with pytest.raises(Error):
                 device.import_host(address, nbytes)
@@ -299,6 +301,32 @@ class HostTests(BackendCase):
         device.synchronize()
         assert are_same(bytes(pages), now)
         assert device.holds(data, now, offset)
+
+    def test_an_import_that_has_ended_is_left_alone(
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """The memory is its owner's again: no memory that is made later is in the same place.
+
+        A part of it is imported as well, and the later memory is as long, or shorter.
+        """
+        address, pages = host_pages
+        data, _ = self.imported(device, address)
+        for turn, nbytes in enumerate((PAGES, mmap.PAGESIZE, PAGES)):
+            if turn and device.backend.host_import_refusal(device.device_id, address, nbytes, True):
+                continue
+            if turn:
+                data, _ = device.import_host(address, nbytes)
+            device.read(data, 0, 64)
+            device.free(data)
+            device.synchronize()
+            pages[:] = now = random_bytes(PAGES, turn)
+            for size in (nbytes, nbytes, nbytes - 1, nbytes // 2):
+                later = device.filled(b"l" * size)
+                assert are_same(bytes(pages), now), (
+                    f"new memory of {size} bytes is in the host's memory, of which {nbytes} bytes "
+                    "were imported before"
+                )
+                assert device.holds(later, b"l" * size)
 
     @pytest.mark.skipif(sys.platform == "win32", reason="mmap has no prot there")
     def test_host_import_of_read_only_memory(self, device: DeviceUnderTest) -> None:

@@ -26,6 +26,7 @@ from dlbridge.protocol import (
 
 from .backend_base import (
     OPERATIONS,
+    PAGES,
     RUNS,
     BackendCase,
     DeviceUnderTest,
@@ -39,6 +40,8 @@ from .backend_base import (
 )
 
 if TYPE_CHECKING:
+    import mmap
+
     from dlbridge.protocol import ExportedMemory
 
 SIZES = [1, 2, 255, 256, 4095, 4096, (1 << 20) + 3]
@@ -455,6 +458,47 @@ class ExportableTests(BackendCase, needs=SupportsMemoryExport):
             )
             each.synchronize()
             del work
+
+    def test_opened_memory_that_has_ended_is_left_alone(self, device: DeviceUnderTest) -> None:
+        """It is its maker's: no memory that is made later is in the same place."""
+        block, content = self.new_block(device), random_bytes(BLOCK)
+        device.write(block, 0, content)
+        exported = self.export(device, block)
+        for size in (BLOCK, exported.nbytes, exported.nbytes - exported.offset, BLOCK // 2):
+            data, offset = device.import_memory(exported)
+            assert device.holds(data, content, offset)
+            device.free(data)
+            device.synchronize()
+            held = [device.filled(b"l" * size) for _ in range(3)]
+            assert device.holds(block, content), "new memory is in memory that was opened before"
+            assert all(device.holds(each, b"l" * size) for each in held)
+
+    @pytest.mark.parametrize("kind", ["allocated", "imported"])
+    def test_other_memory_is_exported_or_refused(
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap], kind: str
+    ) -> None:
+        """What was not made for others is refused with a reason, or is one memory: no copy."""
+        backend, device_id, content = device.backend, device.device_id, random_bytes(BLOCK)
+        self.new_block(device)
+        if kind == "allocated":
+            data, offset = device.filled(content), 0
+        elif device.can_import(host_pages[0]):
+            data, offset = device.import_host(host_pages[0], PAGES)
+            device.write(data, offset, content)
+        else:
+            pytest.skip("the device uses no host memory in place")
+        refusal = backend.memory_export_refusal(device_id, data)
+        if refusal:
+            with pytest.raises(ExchangeError):
+                backend.export_memory(device_id, data)
+            assert device.holds(data, content, offset)
+            return
+        exported = self.export(device, data)
+        opened, start = device.import_memory(exported)
+        for into, at, seen, there in ((data, offset, opened, start), (opened, start, data, offset)):
+            content = content[::-1]
+            device.write(into, at, content)
+            assert device.holds(seen, content, there), "what is exported is a copy"
 
     def test_exported_memory_is_its_own(self, device: DeviceUnderTest) -> None:
         """Who writes all that it can reach changes no other memory."""

@@ -75,6 +75,20 @@ class Owner:
             self.device.free(self.data)
 
 
+class HasAll:
+    """An object that has each attribute, as a proxy or a mock has: each is another such object."""
+
+    def __getattr__(self, name: str) -> HasAll:
+        return HasAll()
+
+
+class HasNone:
+    """An object that raises where it is asked for an attribute, as one that is closed may."""
+
+    def __getattr__(self, name: str) -> object:
+        raise ValueError(f"closed: it has no {name}")
+
+
 def described(
     device: DeviceUnderTest, owner: Owner | None, shape: tuple[int, ...], dtype: str = "float32"
 ) -> NativeArray:
@@ -232,8 +246,12 @@ class NativeTests(PublicCase, needs=SupportsNative):
         assert before is None or after is None or after - before < 8 * nbytes, "its memory is kept"
 
     def test_strangers_are_not_native(self, backend: Any) -> None:
-        """For memory of others the result is None, not an error."""
-        for stranger in (None, 1, b"bytes", [1.0], object(), int):
+        """For memory of others the result is None, not an error.
+
+        Also for objects that have attributes of any name, or whose attributes raise.
+        """
+        strangers = (None, 1, b"bytes", [1.0], object(), int, HasAll(), HasAll, HasNone())
+        for stranger in strangers:
             assert backend.from_native(stranger) is None
 
     def test_native_objects_share_memory(self, backend: Any, where: str) -> None:

@@ -126,8 +126,12 @@ class OrderTests(BackendCase):
         mine = self.each_stream(device)[-1]
         if mine is device:
             pytest.skip("there is one stream (make_stream)")
-        long = drawn(5 << 20, 9 << 20) if self.max_nbytes >= 9 << 20 else RUNS.extent
-        for maker, nbytes in ((mine, 4096), (device, 4096), (mine, long)):
+        longest = min(self.max_nbytes // 2, 32 << 20)  # more than a small staging buffer has
+        long = drawn(longest * 9 // 16, longest) if longest > RUNS.extent else RUNS.extent
+        cases = [(mine, mine, 4096), (mine, device, 4096), (mine, mine, long)]
+        if operation not in OPERATIONS:  # the other device has a default stream as well
+            cases.append((device, device, 4096))
+        for mine, maker, nbytes in cases:
             scene = Scene(mine, maker, devices, nbytes)
             if operation == "copy from another device" and scene.away is None:
                 pytest.skip("there is one device")

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .backend_base import BackendCase
+from .backend_base import PAGES, BackendCase
 
 if TYPE_CHECKING:
+    import mmap
     import subprocess
+
+    from .backend_base import DeviceUnderTest
 
 START = """
 import gc, os, signal, threading
@@ -256,6 +259,35 @@ class ProcessTests(BackendCase):
         done = self.in_new_process(START + SHARED)
         ends_well(done, FORKED.get(done.returncode, ""))
         is_silent(done)
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child runs nothing else
+    def test_fork_with_work_on_streams(
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """What was last used on any stream ends in a child: there nothing does the work of streams.
+
+        The child is of this process, which has the streams.
+        """
+        for mine in self.each_stream(device):
+            data = [mine.filled(b"f" * 4096) for _ in range(2)]
+            if device.can_import(host_pages[0]):
+                data.append(mine.import_host(host_pages[0], PAGES)[0])
+            work = self.busy(mine)
+            mine.upload(data[1], 0, memoryview(b"n" * 4096))
+            child = os.fork()
+            if not child:
+                signal.alarm(max(int(self.patience) // 4, 1))  # for a child that hangs
+                try:
+                    for each in data[1:]:
+                        mine.free(each)
+                finally:
+                    os._exit(0)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            assert code == 0, FORKED.get(code, f"status {code}")
+            assert mine.read(data[0], 0, 4096) == b"f" * 4096
+            assert mine.read(data[1], 0, 4096) == b"n" * 4096
+            del work
 
     @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timers")
     def test_signals_anywhere_in_a_call(self, backend: Any) -> None:

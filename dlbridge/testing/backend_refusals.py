@@ -23,10 +23,12 @@ from dlbridge.protocol import (
     Region,
     Span,
     SupportsCopy,
+    SupportsDeviceInfo,
     SupportsForeignData,
     SupportsHostImport,
     SupportsHostView,
     SupportsMemoryExport,
+    SupportsMemoryImport,
     SupportsNative,
     SupportsStreams,
     SupportsTrim,
@@ -96,6 +98,8 @@ OF_A_DEVICE: list[tuple[str, type, tuple[object, ...]]] = [
     ("trim", SupportsTrim, ()),
     ("memory_export_refusal", SupportsMemoryExport, (0,)),
     ("allocate_exportable", SupportsMemoryExport, (4096, 0)),
+    ("memory_import_refusal", SupportsMemoryImport, ()),
+    ("device_info", SupportsDeviceInfo, ()),
 ]
 """Members, the capability that each needs, and arguments besides the device."""
 
@@ -133,7 +137,8 @@ for words, stranger in strangers.items():
 for own in range(backend.device_count()):
     stream = backend.current_stream(own)
     memory = backend.allocate(own, 256, 256, stream)
-    for named in range(backend.device_count()):  # other libraries may count otherwise
+    counted = backend.device_count()
+    for named in (*range(counted), -1, counted, -(1 << 31), (1 << 31) - 1):  # others may count so
         imported = backend.import_data(named, memory.data, "somebody.else")
         assert imported == (own, memory.data), f"memory of device {own} was imported as {imported}"
 print("all refused")
@@ -194,6 +199,18 @@ class RefusalTests(PublicCase):
         """The same for each operation on memory."""
         unknown = device.backend.device_count() + 3
         self.check(self.calls(device, operation), operation, device, unknown, error=ExchangeError)
+
+    def test_unknown_device_is_refused_by_imports(
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """The same for host memory that a device is to use in place: nothing touches it."""
+        backend, (address, pages) = device.backend, host_pages
+        self.need(backend, SupportsHostImport)
+        before = bytes(pages)
+        for unknown in (-1, backend.device_count(), backend.device_count() + 1000):
+            with pytest.raises(ExchangeError, match=str(unknown)):
+                backend.import_host(unknown, address, PAGES, False, device.stream)
+        assert bytes(pages) == before
 
     @pytest.mark.parametrize("operation", NEEDS)
     def test_memory_of_another_device_is_refused(

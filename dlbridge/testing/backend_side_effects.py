@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,15 @@ import pytest
 
 import dlbridge
 
-from .backend_base import OPERATIONS, PAGES, RUNS, DeviceUnderTest, random_bytes
+from .backend_base import (
+    OPERATIONS,
+    PAGES,
+    RUNS,
+    SCENE,
+    DeviceUnderTest,
+    random_bytes,
+    run_python,
+)
 from .backend_members import each_member
 from .backend_moves import PublicCase, numbers, on_host
 from .backend_process import ends_well
@@ -38,12 +47,12 @@ from dlbridge.testing.backend_side_effects import state, use, what_differs
 
 # A process in the background may be started with SIGINT ignored, and hands that on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-before = state()
+before = state(name)
 print("used:", end="")
 backend = load()
 use(backend, f"{name}:{device_id}")
 print(flush=True)
-differs = what_differs(before, state())
+differs = what_differs(before, state(name))
 if differs:
     sys.exit(f"the process is not as it was before the device was used: {differs}")
 try:
@@ -68,8 +77,12 @@ if missed:
 """A process in which a signal handler raises KeyboardInterrupt in the middle of calls."""
 
 
-def state() -> dict[str, object]:
-    """What belongs to the whole process, and what a library could change by mistake."""
+def state(driver: str = "") -> dict[str, object]:
+    """What belongs to the whole process, and what a library could change by mistake.
+
+    Variables of the environment that have the *driver* in their name are its own.
+    """
+    own = driver.partition("-")[0].upper() or "\0"
     root, tiny = logging.getLogger(), np.array([1e-40], "f4")
     numpy_random: Any = np.random.get_state()
     state: dict[str, object] = {
@@ -83,6 +96,8 @@ def state() -> dict[str, object]:
         "sys.stdin, stdout and stderr": (sys.stdin, sys.stdout, sys.stderr),
         "limits of the interpreter": (sys.getrecursionlimit(), sys.getswitchinterval()),
         "sys.settrace and setprofile": (sys.gettrace(), sys.getprofile()),
+        "the environment": {name: it for name, it in os.environ.items() if own not in name},
+        "which warnings are shown": _shown(),
         "the locale": locale.setlocale(locale.LC_ALL),
         "the root logger": (root.level, root.disabled, root.handlers[:], root.manager.disable),
         "numbers below the smallest normal one": (tiny * np.float32(0.5)).tobytes(),
@@ -93,9 +108,41 @@ def state() -> dict[str, object]:
     return state
 
 
+def _at_start() -> set[str]:
+    """The names of the variables that this process was started with, as far as they are known."""
+    file = Path("/proc/self/environ")
+    words = file.read_bytes().split(b"\0") if file.exists() else list(map(os.fsencode, os.environ))
+    return {os.fsdecode(word.partition(b"=")[0]) for word in words}
+
+
+AT_START = _at_start()
+
+
+def _shown() -> list[str]:
+    """The kinds of warnings that a user's module would show, or raise as an error."""
+    shown = []
+    for kind in (UserWarning, DeprecationWarning, RuntimeWarning, FutureWarning, ResourceWarning):
+        with warnings.catch_warnings(record=True) as seen:
+            try:
+                warnings.warn_explicit("a user's", kind, "user.py", 1, "__main__", {})
+            except Warning:
+                shown.append(f"{kind.__name__} raised")
+        shown += [each.category.__name__ for each in seen]
+    return shown
+
+
 def what_differs(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    """The names of what has changed."""
-    return [name for name in before if before[name] != after[name]]
+    """The names of what has changed, and of its parts."""
+    differs = []
+    for name, was in before.items():
+        now: Any = after[name]
+        if was == now:
+            continue
+        parts: list[str] = []
+        if isinstance(was, dict):
+            parts = sorted(str(each) for each in was.keys() | now if was.get(each) != now.get(each))
+        differs.append(f"{name} ({', '.join(parts)})" if parts else name)
+    return differs
 
 
 def use(backend: Any, where: str) -> None:
@@ -187,10 +234,10 @@ class SideEffectTests(PublicCase):
         calls = each_member(device, *host_pages)
         calls["the use of tensors"] = partial(use, backend, where)
         for name, call in calls.items():
-            before = {**state(), "the environment": dict(os.environ)}
+            before = state()
             try:
                 call()
-                differs = what_differs(before, {**state(), "the environment": dict(os.environ)})
+                differs = what_differs(before, state())
             finally:
                 gc.enable()
             assert not differs, f"{name} has changed {', '.join(differs)}"
@@ -203,6 +250,15 @@ class SideEffectTests(PublicCase):
         assert done.stdout.split("\n") == ["used:", "the end", ""], (
             "the backend or its driver prints to sys.stdout, where programs have their results"
         )
+        # The device was opened in this process, too, and the new one has got what that has set.
+        added = set(os.environ) - AT_START
+        added = {name for name in added if not name.startswith(("DLBRIDGE_", "PYTEST_"))}
+        if added:
+            forget = f"import os\nfor each in {added}:\n    os.environ.pop(each, None)\n"
+            code = f"{self.child_setup}\n{SCENE}\n{forget}{OPENED}"
+            done = run_python(code, self.name, self.device_id, self.patience, limit=self.patience)
+            # Where the device is not there without them, they are the author's.
+            assert done.returncode != 1 or "the environment (" not in done.stderr, done.stderr
 
     @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timers")
     def test_interrupts_reach_the_caller(self, backend: Any) -> None:

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 THREADS = 8
 
+BESIDE = 0.05
+"""Seconds for which each member is tried beside other threads."""
+
 FINALIZERS = """
 import os
 from dlbridge.testing.backend_base import DeviceUnderTest
@@ -430,6 +433,40 @@ class ThreadTests(PublicCase):
             assert not thread.is_alive(), f"{name} does not return in another thread"
             assert not failures, f"{name} fails in another thread: {failures[0]!r}"
             assert are_same(*got), f"{name} gives something else in another thread"
+
+    def test_each_member_beside_other_threads(
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """It gives what it gives alone, while two threads make memory and drop it."""
+        calls = each_member(device, *host_pages)
+        alone = {name: call() for name, call in calls.items()}
+        stop, failures = threading.Event(), list[BaseException]()
+
+        def others() -> None:
+            own = DeviceUnderTest(device.backend, device.device_id)
+            while not stop.is_set():
+                held = [own.allocate(100 + turn) for turn in range(20)]
+                for data in held:
+                    own.free(data)
+                time.sleep(0.001)  # no verdict: else the device's own threads hardly run
+
+        given = failures, others
+        threads = [threading.Thread(target=catch, args=given, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for name, call in calls.items():
+                until, turns = time.monotonic() + BESIDE, 0
+                while turns < 2 or time.monotonic() < until:  # no verdict: how often it is tried
+                    got = call()
+                    assert are_same(got, alone[name]), f"{name} gives something else beside threads"
+                    turns += 1
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(self.patience)
+        assert not any(thread.is_alive() for thread in threads), "a thread does not return"
+        assert not failures, f"making memory fails in another thread: {failures[0]!r}"
 
     def makes(self, device: DeviceUnderTest, address: int, kind: str) -> Callable[[], Allocation]:
         """What makes one of the *kind*, or a skip with the reason that there is none."""

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from dlbridge_fake import Fake
 from dlbridge_fake.memory import FakeMemory
 
-from dlbridge.errors import DeviceError
+from dlbridge.errors import DeviceError, ExchangeError
 from dlbridge.kit.resources import Descriptor
 from dlbridge.protocol import ExportedMemory
 
@@ -61,6 +61,8 @@ class Exporting(Fake):
         return "" if data in self.files else "it was not allocated for it"
 
     def export_memory(self, device_id, data):
+        if refusal := self.memory_export_refusal(device_id, data):
+            raise ExchangeError(f"exporting:{device_id}: {data:#x} is not exported: {refusal}")
         file = Descriptor([os.dup(self.files[data][0])])
         return ExportedMemory(file[0], os.fstat(file[0]).st_size, BEFORE, owner=file)
 

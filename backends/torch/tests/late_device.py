@@ -203,9 +203,9 @@ def empty_cache():
         COUNTS.reserved -= key[2] * len(freed)
 
 
-def memory_allocated(_device=None):
-    kept = sum(key[2] * len(freed) for key, freed in list(_free.items()))
-    return COUNTS.reserved - kept
+def memory_allocated(index=None):
+    """The bytes of tensors, on one device or on all of them."""
+    return sum(each.key[2] for each in list(_blocks.values()) if index in (None, each.key[0]))
 
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer

@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -1004,6 +1005,25 @@ def asks_once(fake, real, device_id):
     return known[device_id]
 
 
+@breaks("device_info", "test_device_info_is_of_now", says="counts on device 1, too")
+def memory_used_of_all_devices(fake, real, device_id):
+    """The bytes in use are those of the process, on whatever device."""
+    return {**real(device_id), "memory_used": sum(each.nbytes for each in fake.live())}
+
+
+@breaks("device_info", "test_unknown_device_is_refused")
+def info_of_no_device(fake, real, device_id):
+    """A device that does not exist is described all the same."""
+    return real(device_id % 2)
+
+
+@breaks("check_device", "test_unknown_device_is_refused_by_imports", base=Shared)
+def counts_from_the_end(fake, real, device_id):
+    """The number of a device that does not exist is only looked at from above."""
+    if device_id >= 2:
+        real(device_id)
+
+
 @breaks("allocate", "test_errors_leave_all_in_order")
 def lack_of_memory_is_another_error(fake, real, device_id, nbytes, *given):
     """No room is an error of the driver like any other."""
@@ -1392,6 +1412,18 @@ class LockedEndsOfOpenedMemory(LateExporting):
             super().end_opened(opened)
 
 
+@found_by("test_each_member_beside_other_threads")
+class CountsWhileOthersAllocate(Sound):
+    """What is alive is counted in a table that other threads change meanwhile."""
+
+    def live(self):
+        found = []
+        for known in self.table.values():
+            found.append(known())
+            time.sleep(0)  # the driver is asked about it
+        return [memory for memory in found if memory is not None]
+
+
 @found_by("test_threads_copy_between_devices")
 class LocksOfTwoDevices(Sound):
     """A copy between two devices locks the target's, then the source's."""
@@ -1564,6 +1596,21 @@ on_default_stream("fill_on_default_stream", "fill")
 on_default_stream("strided_on_default_stream", "copy_strided")
 on_default_stream("strided_upload_on_default_stream", "copy_strided_from_host")
 on_default_stream("strided_download_on_default_stream", "copy_strided_to_host")
+
+
+@breaks("copy_from_host", "test_work_is_on_its_stream", base=Late)
+def large_uploads_on_the_default_stream(fake, real, target, source, stream):
+    """What is too large for a command goes through a staging buffer, which has its own stream."""
+    return real(target, source, stream if len(source) < 1 << 22 else 0)
+
+
+@breaks("copy", "test_work_is_on_its_stream", base=Late, says="from another device")
+def peer_copies_on_the_sources_default_stream(fake, real, target, source, stream):
+    """A copy between devices is queued on the default stream of the other one."""
+    if stream or target.device_id == source.device_id:
+        return real(target, source, stream)
+    into, taken = fake.bytes_of(target, write=True), fake.bytes_of(source)
+    return fake.move(fake.stream(source.device_id, 0), into, taken)
 
 
 @breaks("copy", "test_work_is_on_its_stream", base=Late)
@@ -2080,6 +2127,13 @@ def believes_the_device(fake, real, device_id, data, module):
     return device_id, data
 
 
+@breaks("import_data", "test_strangers_handles_are_refused")
+def checks_the_exporters_number(fake, real, device_id, data, module):
+    """The exporter's number of the device must be one of ours, however the exporter counts."""
+    fake.check_device(device_id)
+    return real(device_id, data, module)
+
+
 @breaks("import_data", "test_overlaps")
 def refuses_blobs(fake, real, device_id, data, module):
     """What dlbridge itself asks about, for a handle that its user names, is not found."""
@@ -2099,6 +2153,18 @@ def imports_other_handles(fake, real, device_id, data, module):
     """A handle is taken for that of other memory."""
     fake.other = fake.allocate(device_id, 1000, 1, 0)
     return device_id, fake.other.data
+
+
+@breaks("from_native", "test_strangers_are_not_native")
+def native_by_its_attributes(fake, real, obj):
+    """Whatever has a description is an array."""
+    return getattr(obj, "description", None)
+
+
+@breaks("from_native", "test_strangers_are_not_native", says="closed: it has no")
+def asks_strangers(fake, real, obj):
+    """An attribute of every object is asked for, which may raise."""
+    return real(obj) if hasattr(obj, "description") else None
 
 
 @breaks("from_native", "test_native_keeps_its_owner")
@@ -2250,6 +2316,12 @@ def import_is_a_copy(fake, real, device_id, address, nbytes, readonly, stream):
     return made
 
 
+@breaks("host_import_refusal", "test_host_import", base=Shared, says="explain promises no copy")
+def refused_on_demand_only(fake, real, device_id, address, nbytes, demanded):
+    """The alignment is looked at where the import is demanded, and not in a plan."""
+    return real(device_id, address, nbytes, True) if demanded else ""
+
+
 @breaks("import_host", "test_large_host_imports", base=Shared)
 def large_imports_are_copies(fake, real, device_id, address, nbytes, readonly, stream):
     """More than 64 KiB of the host's memory is copied."""
@@ -2281,6 +2353,28 @@ def imports_other_memory(fake, real, device_id, address, nbytes, readonly, strea
     made = real(device_id, address, nbytes, readonly, stream)
     made.resource.memory.content = memoryview(b"?" * nbytes)
     return made
+
+
+@found_by("test_an_import_that_has_ended_is_left_alone")
+class ImportsAreKeptForLater(Shared):
+    """Host memory that was imported is kept for the next request of its size, like other memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def _end(self, imported):
+        if imported.memory is not None:
+            self.kept.append(imported.memory.content)
+        return super()._end(imported)
+
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
+        made = super().allocate(device_id, nbytes, alignment, stream)
+        for index, content in enumerate(self.kept):
+            if len(content) == nbytes:
+                made.content = self.kept.pop(index)
+                break
+        return made
 
 
 @breaks("import_host", "test_two_imports_of_one_address", base=Shared)
@@ -2470,6 +2564,47 @@ def opened_memory_ends_at_once(fake, real, opened):
     """Nobody waits for the work on what was opened."""
 
 
+@found_by("test_opened_memory_that_has_ended_is_left_alone")
+class OpenedMemoryIsKeptForLater(LateExporting):
+    """What was opened is kept for the next request of its size, like other memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def end_opened(self, opened):
+        super().end_opened(opened)
+        self.kept.append(opened.content)
+
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
+        made = super().allocate(device_id, nbytes, alignment, stream)
+        for index, content in enumerate(self.kept):
+            if nbytes <= len(content) < 2 * nbytes:
+                made.content = self.kept.pop(index)[:nbytes]
+                break
+        return made
+
+
+@found_by("test_other_memory_is_exported_or_refused")
+class ExportsCopies(Exporting):
+    """Memory that was not made for others is given to them as a copy."""
+
+    def memory_export_refusal(self, device_id, data):
+        self.check_device(device_id)
+        return ""
+
+    def export_memory(self, device_id, data):
+        from tests.support.exporting_backend import BEFORE, File
+
+        self.check_device(device_id)
+        if data not in self.files:
+            content = again(self, data)
+            self.copied = self.files[data] = File([os.memfd_create("copy")])
+            os.ftruncate(self.copied[0], BEFORE + len(content))
+            os.pwrite(self.copied[0], content, BEFORE)
+        return super().export_memory(device_id, data)
+
+
 @found_by("test_exported_memory_is_its_own")
 class ExportsItsNeighbours(Exporting):
     """Several memories are in one file."""
@@ -2626,6 +2761,11 @@ class ImportStartsAThread(Sound):
 
 
 @found_by("test_import_needs_no_driver")
+class ImportAsksAServer(Sound):
+    """The package asks a server when it is imported, and closes the connection."""
+
+
+@found_by("test_import_needs_no_driver")
 class ImportOpensASocket(Sound):
     """The module opens a connection (plugin_faulty.py)."""
 
@@ -2669,6 +2809,16 @@ def ends_raise_in_a_child(fake, real, memory):
     """The end of memory refuses to run in a forked child, where a finalizer calls it."""
     if os.getpid() != PROCESS:
         raise DeviceError("the device cannot be used after os.fork()")
+
+
+@found_by("test_fork_with_work_on_streams")
+class EndsWaitInAChild(LateEnds):
+    """The end of memory waits for its stream, whose thread a forked child has not."""
+
+    patience = 8
+
+    def at_end(self, memory):
+        self.finish(memory.device_id, memory.stream)
 
 
 @found_by("test_fork_with_shared_memory")
@@ -2728,6 +2878,24 @@ class DriverTakesCtrlC(Sound):
         super().__init__()
         if IN_CHILD:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@found_by("test_the_process_is_as_before")
+class DriverSetsTheEnvironment(Sound):
+    """The driver's settings are variables of the environment, which other libraries read, too."""
+
+    def __init__(self):
+        super().__init__()
+        os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@found_by("test_the_process_is_as_before")
+class DriverHidesWarnings(Sound):
+    """The driver's warnings are turned off, and with them those of all others."""
+
+    def __init__(self):
+        super().__init__()
+        warnings.simplefilter("ignore")
 
 
 @found_by("test_the_process_is_as_before")
@@ -2809,6 +2977,12 @@ ROWS = [
      lambda fake, real, name: min(
          (index for index, called in enumerate(("zero", "one")) if name in called), default=None
      ) if name in "zero one" else real(name)),
+    ("kind_of_its_own", "device_info", "test_device_info_has_a_name", Sound,
+     "The kind of device is a word that nobody else knows.",
+     lambda fake, real, device_id: {**real(device_id), "kind": "npu"}),
+    ("uuid_of_its_own", "device_info", "test_device_info_has_a_name", Sound,
+     "The UUID has the driver's form.",
+     lambda fake, real, device_id: {**real(device_id), "uuid": f"device {device_id}"}),
     ("one_uuid_for_both", "device_info", "test_uuids_are_the_devices_own", Sound,
      "The UUID is the driver's, and not the device's.",
      lambda fake, real, device_id: {**real(device_id), "uuid": "5afe" * 8}),
