@@ -448,13 +448,14 @@ class ThreadTests(PublicCase):
                 held = [own.allocate(100 + turn) for turn in range(20)]
                 for data in held:
                     own.free(data)
-                time.sleep(0.001)  # no verdict: else the device's own threads hardly run
 
         given = failures, others
         threads = [threading.Thread(target=catch, args=given, daemon=True) for _ in range(2)]
-        for thread in threads:
-            thread.start()
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)  # else the device's own threads hardly run
         try:
+            for thread in threads:
+                thread.start()
             for name, call in calls.items():
                 until, turns = time.monotonic() + BESIDE, 0
                 while turns < 2 or time.monotonic() < until:  # no verdict: how often it is tried
@@ -462,6 +463,7 @@ class ThreadTests(PublicCase):
                     assert are_same(got, alone[name]), f"{name} gives something else beside threads"
                     turns += 1
         finally:
+            sys.setswitchinterval(interval)
             stop.set()
             for thread in threads:
                 thread.join(self.patience)
