@@ -241,7 +241,13 @@ def arrays_in(x: Any) -> int:
 
 def _values_of(x: Any) -> np.ndarray[Any, Any]:
     """The values of an array that stands in a list, as numpy's array."""
-    return import_anything(x, None, None).numpy()
+    tensor = import_anything(x, None, None)
+    if not tensor.device.is_host:
+        raise ExchangeError(
+            f"an array in the list is on {tensor.device}, and a list of arrays is stacked on the "
+            "host: dlbridge.tree_to_device(x, device) moves each by itself"
+        )
+    return tensor.numpy()
 
 
 def _plain(x: Any) -> Any:

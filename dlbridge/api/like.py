@@ -261,8 +261,8 @@ def _way_out(library: Library, tensor: Tensor) -> str:
     if tensor.dtype.is_subbyte:
         return "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) gives the raw codes"
     return (
-        "if it is the type of the elements, t.view() can call them something of the same size, "
-        "and like='numpy' knows more types"
+        "if it is the type of the elements, t.view('uint8') has the same bytes, and like='numpy' "
+        "knows more types"
     )
 
 

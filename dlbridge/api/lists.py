@@ -53,7 +53,8 @@ def array_of(x: Any, wanted: DType | None, read: Callable[[Any], Array]) -> Arra
         try:
             made = np.asarray(x, wanted.numpy)
         except (OverflowError, TypeError, ValueError) as exc:
-            raise ValueError(f"{x!r:.80} cannot become {wanted}: {exc}; {_WAY_OUT}") from exc
+            way_out = f"{_WAY_OUT}, such as numpy.asarray(x).astype('float64')"
+            raise ValueError(f"{x!r:.80} cannot become {wanted}: {exc}; {way_out}") from exc
         changed = _changed_whole if wanted.code in _WHOLE else _changed_float
         _refuse(plain, changed(plain, made), str(wanted))
     return made
@@ -138,7 +139,7 @@ def _is_other_integer(value: Any, made: Any) -> bool:
         return True
 
 
-_WAY_OUT = "change it before, in the way you mean: numpy.asarray(x).astype(...)"
+_WAY_OUT = "change it before, in the way you mean"
 
 
 def _require_numbers(x: Any, plain: Array, wanted: DType | None) -> None:
@@ -163,7 +164,7 @@ def _require_numbers(x: Any, plain: Array, wanted: DType | None) -> None:
             shown = str(value) if bits < 256 else f"of {bits} bits"
             raise ValueError(
                 f"the integer {shown} {_at(index)}is beyond every integer type (-2^63 to 2^64 - 1);"
-                " make it smaller before, or have it rounded: dtype='float64' of dlbridge.asarray"
+                " make it smaller before, or have it rounded: dlbridge.asarray(x, dtype='float64')"
             )
     if wanted is None:
         raise TypeError(
@@ -195,6 +196,7 @@ def _refuse(plain: Array, changed: Array, name: str) -> None:
     value = f"{plain[index]}"
     raise ValueError(
         f"the value {value:.80} {_at(index)}cannot become {name} without being changed; {_WAY_OUT}"
+        f", such as numpy.asarray(x).astype({name.partition(',')[0]!r})"
     )
 
 

@@ -289,8 +289,8 @@ def _check_arrow(tensor: Tensor, device: Device) -> None:
         )
     if name not in ARROW_TYPES:
         raise ExchangeError(
-            f"Arrow has no {name}; t.view() can call the elements something of the same size, and "
-            "like='numpy' knows more types"
+            f"Arrow has no {name}; t.view('uint8') has the same bytes, and like='numpy' knows more "
+            "types"
         )
 
 

@@ -277,10 +277,16 @@ def _check_image(tensor: Tensor, _device: Device) -> None:
         )
     if tensor.ndim == 2 or (tensor.ndim == 3 and tensor.shape[2] in planes):
         return
+    if tensor.ndim < 2:
+        way = "t.reshape(1, -1) is a picture of one row"
+    elif tensor.ndim == 3 and tensor.shape[0] in planes:
+        way = "t.transpose(1, 2, 0) puts the channels last"
+    else:
+        way = "t[0] is the first of several"
     channels = f", or three with {', '.join(map(str, planes))} channels" if any(planes) else ""
     raise ExchangeError(
         f"an image of {name} has two dimensions{channels}, and the tensor has shape "
-        f"{tensor.shape}; t.reshape() can give it such a shape"
+        f"{tensor.shape}; {way}"
     )
 
 

@@ -44,6 +44,15 @@ INCOMING = {
             "torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])",
             ["x.to_padded_tensor(value)", "x.unbind()"],
         ),
+        "integers below a byte": ("torch.empty(3, dtype=torch.uint3)", ["x.view(torch.uint8)"]),
+        "zeros without memory": (
+            "torch._efficientzerotensor(3)",
+            ["torch.zeros(x.shape, dtype=x.dtype)"],
+        ),
+        "masked": (
+            "torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False]))",
+            ["x.to_tensor(value)", "x.get_data()"],
+        ),
         "jagged": (
             "torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)",
             ["x.to_padded_tensor(value)", "x.unbind()"],

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ast
 import copy
+import ctypes
+import io
 import operator
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +27,7 @@ from tests.support.peers import peer
 
 PLACES = ["cpu", "ext_dev:0", "opencl:0", "vulkan:0", "webgpu:0"]
 ROOT = Path(bridge.__file__).parents[1]
-START = re.compile(r"(?<![\w.'/])(?:dlbridge|numpy|t|x|h|source|comm)(?=[.\[])")
+START = re.compile(r"(?<![\w.'/])(?:dlbridge|numpy|t|x|h|source|comm|array)(?=[.\[])")
 NO_CODE = re.compile(
     r"dlbridge\.(Tensor|Operand|HostView|device|opencl|ffi)\b(?!\()|dlbridge\.Tensor\("
 )
@@ -32,6 +35,7 @@ BARE = re.compile(
     r"(?<![\w.])(?:to_device|asarray|astype|copy_|empty|empty_like|full_like|share|unpack_bits|load)"
     r"\((?:t|x|h|flat|shape|path|io|copy=)\b"
 )
+EACH = re.compile(r"\[dlbridge\.\w+\(each, device\) for each in x\]")
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -55,7 +59,8 @@ def end_of_brackets(text, begin):
 
 def code_in(message):
     """The calls, attributes and indices that *message* shows, as a reader copies them."""
-    found, at = [], 0
+    found, at = EACH.findall(message), 0
+    message = EACH.sub("", message)
     while start := START.search(message, at):
         at = start.end()
         while at < len(message):
@@ -90,6 +95,7 @@ def names_of(place, tmp_path):
     t = bridge.full((2, 3), 2.0, "float32", device=place)
     memory = np.zeros(6)
     bridge.save(tmp_path / "a.npy", np.ones(2))
+    np.save(tmp_path / "pickled.npy", np.array([{}], object), allow_pickle=True)
     return {
         "__name__": "rows",
         "dlbridge": bridge,
@@ -117,7 +123,39 @@ def names_of(place, tmp_path):
         "capsule": t.__dlpack__(max_version=(1, 3)),
         "fill_value": t[0, 0],
         "h": bridge.ones(3),
+        "odd": np.zeros(9, "float32")[np.zeros(9, "float32").ctypes.data % 8 // 4 + 1 :][:4],
+        "raw": bytes(2),
+        "flat": [1.0] * 6,
+        "received": bridge.zeros((2, 3)),
+        "ctypes": ctypes,
+        "io": io,
+        "nested": nested,
+        "read_only": read_only,
+        "Loader": Loader,
+        "contents": (tmp_path / "a.npy").read_bytes(),
+        "dlbridge_opencl": sys.modules.get("dlbridge_opencl"),
+        "pickled": tmp_path / "pickled.npy",
     }
+
+
+def nested(depth):
+    return 1 if depth == 0 else [nested(depth - 1)]
+
+
+def read_only():
+    array = bridge.zeros(64, alignment=4096).numpy()
+    array.flags.writeable = False
+    return array
+
+
+class Loader:
+    """As a DataLoader."""
+
+    def __init__(self, t):
+        self.t = t
+
+    def __iter__(self):
+        return iter([self.t, {"a": self.t}])
 
 
 def take(message, names):
@@ -156,6 +194,8 @@ class Row(NamedTuple):
     """The tensor of the mistake."""
     again: bool = False
     """Whether the same call is right with the result of the way out."""
+    only: tuple[str, ...] = tuple(PLACES)
+    """Where it can be done."""
 
 
 SHARED = ("cpu", "opencl:0", "vulkan:0")
@@ -232,6 +272,113 @@ OWN = {
     "the dtype of asarray": Row("dlbridge.asarray(t, dtype='int32')", ways=2),
     "a capsule's device": Row("dlbridge.device_of(capsule)"),
     "the path second": Row("dlbridge.save(t, 'x.npy')"),
+    "a method as a function": Row("dlbridge.host_view(t)"),
+    "the trace before its block": Row("dlbridge.trace().nbytes"),
+    "a text as the new shape": Row("t.reshape('a')"),
+    "no backend": Row("dlbridge.backend(None)"),
+    "the class of devices": Row("dlbridge.Device('cpu:0')"),
+    "an array as the device": Row("dlbridge.device(x)", t="t.to_native()", only=("opencl:0",)),
+    "a function for accepts": Row("dlbridge.accepts(numpy.sum)"),
+    "shared memory": Row("dlbridge.share(t)", only=("webgpu:0",)),
+    "read-only, native": Row(
+        "t.to_native()",
+        t="dlbridge.to_device(read_only(), place)",
+        only=("opencl:0",),
+    ),
+    "a type that pyopencl has not": Row(
+        "t.to_native()", t="dlbridge.zeros(3, 'uint64', place).view('handle')", only=("opencl:0",)
+    ),
+    "memory that a device cannot use": Row(
+        "dlbridge.to_device(t, place, copy=False)", t="odd", only=("opencl:0", "vulkan:0")
+    ),
+    "a context that is none": Row("dlbridge_opencl.use_context(3)", only=("opencl:0",)),
+    "float4 that torch has in pairs": Row(
+        "dlbridge.to_device(t, 'cpu', like='torch')",
+        t="dlbridge.zeros((2, 6), 'float4_e2m1fn', place)",
+        again=True,
+    ),
+    "bools for Arrow": Row(
+        "dlbridge.to_device(t, 'cpu', like='pyarrow')",
+        t="dlbridge.zeros(3, 'bool', place)",
+        again=True,
+    ),
+    "complex numbers for Arrow": Row(
+        "dlbridge.to_device(t, 'cpu', like='pyarrow')",
+        t="dlbridge.zeros(3, 'complex64', place)",
+        again=True,
+    ),
+    "strides for Arrow": Row(
+        "t.__arrow_c_array__()", t="t.reshape(-1)[::2]", again=True, only=("cpu",)
+    ),
+    "several pictures": Row(
+        "dlbridge.to_device(t, 'cpu', like='PIL')",
+        t="dlbridge.zeros((5, 7, 8), 'uint8', place)",
+        again=True,
+    ),
+    "a picture with the channels first": Row(
+        "dlbridge.to_device(t, 'cpu', like='PIL')",
+        t="dlbridge.zeros((3, 7, 8), 'uint8', place)",
+        again=True,
+    ),
+    "a line for a picture": Row(
+        "dlbridge.to_device(t, 'cpu', like='PIL')",
+        t="dlbridge.zeros(8, 'uint8', place)",
+        again=True,
+    ),
+    "lanes for astype": Row(
+        "dlbridge.astype(t, 'float16x8')", t="dlbridge.zeros(4, 'float32x4')", only=("cpu",)
+    ),
+    "read-only memory for who cannot know it": Row("t.__dlpack__()", t="frozen", only=("cpu",)),
+    "the other byte order, without a copy": Row(
+        "dlbridge.asarray(t, copy=False)", t="numpy.arange(3, dtype='>f4')", again=True
+    ),
+    "strides of bytes": Row(
+        "dlbridge.asarray(t, copy=False)", t="numpy.zeros(3, 'f4,i1')['f0']", again=True
+    ),
+    "a type without an array interface": Row(
+        "t.__array_interface__", t="dlbridge.zeros(3, 'bfloat16')", again=True, only=("cpu",)
+    ),
+    "numbers of a type that numpy has not": Row(
+        "dlbridge.asarray([1, 2, 3, 4], dtype='float4_e2m1fn_x2')", ways=2
+    ),
+    "a number that does not fit": Row("dlbridge.asarray(t, dtype='uint8')", t="[300]"),
+    "a text in numbers": Row("dlbridge.asarray(t, dtype='uint8')", t="[1, -1]"),
+    "a large integer": Row("dlbridge.asarray(t)", t="[2**70]"),
+    "a large number": Row("dlbridge.asarray(t)", t="2**70"),
+    "dates in a list": Row(
+        "dlbridge.asarray(t)", t="[numpy.datetime64('2026-01-01'), numpy.datetime64('2026-01-02')]"
+    ),
+    "arrays of objects": Row("dlbridge.asarray(t)", t="[numpy.array([1, 2], object)]"),
+    "lists that are too deep": Row("dlbridge.asarray(nested(65))"),
+    "arrays beside a text": Row("dlbridge.to_device(x, place)", t="[t, 'a']"),
+    "a module": Row("dlbridge.to_device(x, place)", t="torch.nn.Linear(2, 2)"),
+    "a module in a tree": Row("dlbridge.tree_to_device([x], place)", t="torch.nn.Linear(2, 2)"),
+    "a module for a file": Row("dlbridge.save('f.npz', x)", t="torch.nn.Linear(2, 2)"),
+    "items": Row("dlbridge.to_device(x, place)", t="{'a': t}.items()"),
+    "a file's name": Row("dlbridge.to_device('a.npy', place)"),
+    "what gives batches": Row("dlbridge.to_device(x, place)", t="Loader(t)"),
+    "what gives batches, as a tree": Row("dlbridge.tree_to_device(x, place)", t="Loader(t)"),
+    "a file that must be unpickled": Row("dlbridge.load(t)", t="pickled"),
+    "contents as a path": Row("dlbridge.load(t)", t="contents"),
+    "an open file": Row("dlbridge.to_device(t, place)", ways=2, t="io.BytesIO(contents)"),
+    "bytes as an address": Row("dlbridge.from_blob(t, (2,), 'uint8')", t="bytearray(2)"),
+    "a number of ctypes as an address": Row(
+        "dlbridge.from_blob(t, (2,), 'uint8')", t="ctypes.c_longlong(5)"
+    ),
+    "strides for tvm_ffi": Row(
+        "dlbridge.ffi.from_dlpack(t, require_contiguous=True)", t="t.T", again=True, only=("cpu",)
+    ),
+    "alignment for tvm_ffi": Row(
+        "dlbridge.ffi.from_dlpack(t, require_alignment=64)", t="odd", again=True, only=("cpu",)
+    ),
+    "MPI, memory of a device": Row(
+        "t.__dlpack__(stream=-1, max_version=(1, 0), copy=False)",
+        ways=2,
+        only=tuple(PLACES[1:]),
+    ),
+    "MPI, packed elements": Row(
+        "t.__dlpack__(max_version=(1, 0), copy=False)", t=PACKED, ways=4, only=("cpu",)
+    ),
     "a number of a packed type": Row("dlbridge.full(3, t)", t=f"{PACKED}[:1].reshape(())"),
 }
 
@@ -250,16 +397,21 @@ def test_the_way_out_of_a_message_about_a_tensor_runs_on_each_device(
     backend_or_skip(place.partition(":")[0])
     row = OWN[name]
     names = {**names_of(place, tmp_path), "expired": expired}
-    for found in re.findall(r"like='(torch|jax|pandas)'|^(torch)\.", row.call):
-        library = max(found)
+    if place not in row.only:
+        return
+    for library in re.findall(r"\b(torch|jax|pandas|pyarrow|PIL)\b", f"{row.call} {row.t}"):
         names[library] = peer(library)
+    if "ffi." in row.call:
+        peer("tvm_ffi")
     if "opencl" in row.call:
         backend_or_skip("opencl")
     names["t"] = names["x"] = eval(row.t, names)
+    if isinstance(names["t"], Path):
+        names["path"] = names["t"]
     if place in row.right:
         eval(row.call, names)
         return
-    mistakes = (bridge.Error, TypeError, ValueError, AttributeError, ModuleNotFoundError)
+    mistakes = (bridge.Error, TypeError, ValueError, AttributeError, ModuleNotFoundError, OSError)
     with pytest.raises(mistakes) as told:
         eval(row.call, names)
     taken = take(str(told.value), names)
