@@ -1,8 +1,9 @@
 """Run OpenCL's tests with three drivers in one process: for the Makefile.
 
-`opencl_platforms.py backends/opencl/tests` runs all of them, by default those of several platforms.
 Debian's PoCL, PoCL's wheel and Oclgrind. The wheel goes to a folder of its own: in the
 environment it would be beside the driver of this machine in every other test, too.
+By default these are the tests of several platforms; `opencl_platforms.py backends/opencl/tests`
+takes others, and `opencl_platforms.py make test` runs that command with the three drivers.
 """
 
 import os
@@ -22,7 +23,7 @@ THESE = (
 
 
 def main() -> int:
-    """The exit code of pytest; 1 where a driver is missing."""
+    """The exit code of what was run; 1 where a driver is missing."""
     installed = [file for file in VENDORS.glob("*.icd") if "pocl" in file.read_text()]
     if not installed:
         print("PoCL is not installed: apt install pocl-opencl-icd")
@@ -43,13 +44,12 @@ def main() -> int:
         variables = {"OCL_ICD_VENDORS": str(vendors), "DLBRIDGE_OPENCL_PLATFORMS": "3"}
         expected = {*os.environ.get("DLBRIDGE_EXPECT", "").split(","), "opencl"} - {""}
         variables["DLBRIDGE_EXPECT"] = ",".join(sorted(expected))
-        command = [sys.executable, "-m", "pytest", "-q"]
-        if not sys.argv[1:]:
-            command += ["-m", "exhaustive or not exhaustive"]
+        command = sys.argv[1:]
+        if command[:1] != ["make"]:
+            these = command or ["-m", "exhaustive or not exhaustive", *map(str, THESE)]
+            command = [sys.executable, "-m", "pytest", "-q", *these]
         environment = {**os.environ, **variables}
-        return subprocess.run(
-            [*command, *(sys.argv[1:] or THESE)], env=environment, check=False
-        ).returncode
+        return subprocess.run(command, env=environment, check=False).returncode
 
 
 sys.exit(main())
