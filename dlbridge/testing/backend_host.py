@@ -305,7 +305,7 @@ class HostTests(BackendCase):
     def test_an_import_that_has_ended_is_left_alone(
         self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
     ) -> None:
-        """The memory is its owner's again: no memory that is made later is in the same place.
+        """The memory is its owner's again: no memory that is made later has its address.
 
         A part of it is imported as well, and the later memory is as long, or shorter.
         """

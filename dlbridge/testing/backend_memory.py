@@ -460,7 +460,7 @@ class ExportableTests(BackendCase, needs=SupportsMemoryExport):
             del work
 
     def test_opened_memory_that_has_ended_is_left_alone(self, device: DeviceUnderTest) -> None:
-        """It is its maker's: no memory that is made later is in the same place."""
+        """It is its maker's: no memory that is made later has its address."""
         block, content = self.new_block(device), random_bytes(BLOCK)
         device.write(block, 0, content)
         exported = self.export(device, block)

@@ -203,7 +203,7 @@ class RefusalTests(PublicCase):
     def test_unknown_device_is_refused_by_imports(
         self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
     ) -> None:
-        """The same for host memory that a device is to use in place: nothing touches it."""
+        """The same for host memory that a device is to share: nothing touches it."""
         backend, (address, pages) = device.backend, host_pages
         self.need(backend, SupportsHostImport)
         before = bytes(pages)

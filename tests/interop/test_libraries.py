@@ -305,6 +305,26 @@ def test_a_description_that_copies_is_not_told_as_a_conversion(tmp_path):  # P32
     )
 
 
+def test_a_description_that_cannot_be_loaded_is_named(tmp_path):
+    (tmp_path / "brokenlib.py").write_text("class Array:\n    pass\n")
+    (tmp_path / "brokenlib_bridge.py").write_text("import a_module_that_is_not_there\n")
+    install(tmp_path, "brokenlib", "[dlbridge.libraries]\nbrokenlib = brokenlib_bridge:LIBRARY")
+    run_script(
+        f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import brokenlib, dlbridge
+        try:
+            dlbridge.asarray(brokenlib.Array())
+        except dlbridge.errors.BackendError as error:
+            assert "the entry point 'brokenlib' of 'dlbridge.libraries' failed with" in str(error)
+            assert isinstance(error.__cause__, ModuleNotFoundError)
+        else:
+            raise AssertionError("taken")
+        """
+    )
+
+
 FOREIGN = np.dtype("i2").newbyteorder()
 OTHER_ORDER = {
     "numpy": lambda: np.array([[1, 2, 3], [4, 5, 600]], FOREIGN),

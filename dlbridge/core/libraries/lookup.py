@@ -218,14 +218,16 @@ def _of_others(package: str) -> Library | None:
     points = _entry_points().get(package)
     if points is None:
         return None
-    library = points.load()
+    who = f"{points.dist.name} {points.dist.version}" if points.dist else points.value
+    who += f": the entry point {package!r} of {GROUP!r}"
+    try:
+        library = points.load()
+    except Exception as exc:
+        failed = f"{who} failed with {type(exc).__name__}: {exc}; report it there"
+        raise BackendError(failed) from exc
     if not isinstance(library, Library):
-        who = f"{points.dist.name} {points.dist.version}" if points.dist else points.value
-        raise BackendError(
-            f"{who}: the entry point {package!r} of {GROUP!r} is "
-            f"{with_article(type(library).__name__)}, not a "
-            "dlbridge.libraries.Library; report it there"
-        )
+        wrong = with_article(type(library).__name__)
+        raise BackendError(f"{who} is {wrong}, not a dlbridge.libraries.Library; report it there")
     if is_native_library(library):
         return library._replace(make=NATIVE, check=_of_backend(library))
     return library
