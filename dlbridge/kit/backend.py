@@ -308,8 +308,9 @@ class DeviceBackend(StreamBackend):
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """The device that *data* is really on; ExchangeError if the label is wrong."""
-        home = self.home(device_id)
-        location = checked(self.driver, data, home, self.name, self.kinds)
+        if not 0 <= device_id < self.device_count():
+            device_id = 0  # its exporter counts in another way; the driver knows the device
+        location = checked(self.driver, data, self.home(device_id), self.name, self.kinds)
         return (location.device_id if location.kind == "device" else device_id), data
 
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
@@ -508,8 +509,8 @@ class HostBackend(StreamBackend):
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """*data* as it is; ExchangeError if it is not page-locked host memory."""
-        checked(self.driver, data, self.home(device_id), self.name, ("host",))
-        return device_id, data
+        checked(self.driver, data, self.home(0), self.name, ("host",))
+        return 0, data  # whatever number its exporter gives the host
 
     def _settled(self, span: Span, stream: int) -> int:
         """The address of *span*, once the work on *stream* is done."""
