@@ -448,6 +448,7 @@ class ThreadTests(PublicCase):
                 held = [own.allocate(100 + turn) for turn in range(20)]
                 for data in held:
                     own.free(data)
+                own.synchronize()  # else there is always work on a stream that all of them use
 
         given = failures, others
         threads = [threading.Thread(target=catch, args=given, daemon=True) for _ in range(2)]
