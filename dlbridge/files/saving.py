@@ -142,7 +142,7 @@ def _import(path: str, given: dict[Any, Any]) -> dict[str, Tensor]:
                 f"{path}: {name!r} is {with_article(type(array).__name__)}, and names in a file "
                 f"have one level: write {{'{name}.{next(iter(array), 'x')}': ...}}"
             )
-        if isinstance(array, str):
+        if isinstance(array, str) and path.lower().endswith(".safetensors"):
             raise TypeError(
                 f"{path}: {name!r} is a text, which safetensors keeps beside the tensors: write "
                 f"metadata={{{name!r}: {array!r:.80}}}"

@@ -530,7 +530,15 @@ def _why_not_aligned(first: int, kind: DType) -> str:
 
 def _bound(where: Device, address: int) -> int:
     """The data of the memory as the backend of *where* knows it; ExchangeError if it does not."""
-    found, data = bind(where, address, _ORIGIN, where.name)
+    try:
+        found, data = bind(where, address, _ORIGIN, where.name)
+    except ExchangeError as exc:
+        if type(exc) is not ExchangeError:
+            raise
+        raise ExchangeError(
+            f"{exc}; if this is an address of the host, leave device= out, and move the tensor: "
+            f"dlbridge.to_device(t, {str(where)!r})"
+        ) from exc
     if found is not where:
         raise ExchangeError(
             f"the memory {address:#x} is on {found}, not on {where}; pass device={str(found)!r}"

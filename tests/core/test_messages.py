@@ -303,6 +303,10 @@ CASES = {
             lambda: bridge.save("x.safetensors", {"a": "b"}),
             r"^x\.safetensors: 'a' is a text, .*: write metadata=\{'a': 'b'\}$",
         ),
+        "a text for a file of one array": (
+            lambda: bridge.save("x.npy", "a"),
+            r"^x\.npy: builtins\.str is not a tensor: 'a' is a text",
+        ),
         "a dictionary for a file of one array": (
             lambda: bridge.save("x.npy", {"a": [1.0]}),
             r"\.npy takes one array, not a dict; \.npz and \.safetensors take names",

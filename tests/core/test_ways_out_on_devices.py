@@ -361,6 +361,11 @@ OWN = {
     "a file that must be unpickled": Row("dlbridge.load(t)", t="pickled"),
     "contents as a path": Row("dlbridge.load(t)", t="contents"),
     "an open file": Row("dlbridge.to_device(t, place)", ways=2, t="io.BytesIO(contents)"),
+    "an address of the host for a device": Row(
+        "dlbridge.from_blob(t.ctypes.data, (2,), 'float32', device=place)",
+        ("cpu",),
+        t="numpy.zeros(2, 'f4')",
+    ),
     "bytes as an address": Row("dlbridge.from_blob(t, (2,), 'uint8')", t="bytearray(2)"),
     "a number of ctypes as an address": Row(
         "dlbridge.from_blob(t, (2,), 'uint8')", t="ctypes.c_longlong(5)"

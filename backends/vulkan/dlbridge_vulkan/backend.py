@@ -272,8 +272,8 @@ class Vulkan(kit.Devices, kit.ThroughHost):
         if allocation is None:
             raise ExchangeError(
                 f"a kDLVulkan tensor from {module}: its data ({data:#x}) is not one of "
-                "dlbridge_vulkan's descriptors, and no standard says what else it may be. Pass "
-                'the raw handles to dlbridge.backend("vulkan").wrap_buffer() instead'
+                "dlbridge_vulkan's descriptors, and no standard says what else it may be. For "
+                'raw handles there is dlbridge.backend("vulkan").wrap_buffer'
             )
         return allocation.device.index, data
 
