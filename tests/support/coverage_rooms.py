@@ -1,15 +1,21 @@
 """What the tests run of each room, as a table, and by name what they do not: for `make coverage`.
 
-``coverage_rooms.py FILE`` reads the report that ``coverage json`` has written.
+``coverage_rooms.py FILE`` reads the report that ``coverage json`` has written; with ``--write`` it
+replaces the last part of tests/COVERAGE.md, which says how to read them.
 """
 
 from __future__ import annotations
 
+import argparse
+import datetime
 import json
-import sys
+import platform
 from collections import Counter, defaultdict
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+PAGE = Path(__file__).resolve().parents[1] / "COVERAGE.md"
+MARK = "<!-- written by tests/support/coverage_rooms.py -->"
 
 # The rooms of which each is a folder in another one.
 WIDE = {"dlbridge", "dlbridge/core", "backends"}
@@ -62,13 +68,23 @@ def not_entered(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(path: str) -> None:
-    """Print both for the report at *path*."""
-    report = json.loads(Path(path).read_text())
-    print(table(report))
-    print("\nFunctions of which no line was run:\n")
-    print(not_entered(report))
+def main() -> None:
+    """Print both for a report, and write them where that is asked."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--write", action="store_true", help="also into tests/COVERAGE.md")
+    arguments = parser.parse_args()
+    report = json.loads(arguments.report.read_text())
+    when = datetime.datetime.fromisoformat(report["meta"]["timestamp"]).date()
+    text = (
+        f"{when}, CPython {platform.python_version()}, coverage {report['meta']['version']}.\n\n"
+        f"{table(report)}\n\n## Functions of which no line was run\n\n{not_entered(report)}\n"
+    )
+    print(text, end="")
+    if arguments.write:
+        before, mark, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
+        PAGE.write_text(f"{before}{mark}\n\n{text}", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
