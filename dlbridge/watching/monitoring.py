@@ -211,7 +211,9 @@ class Monitor(Watcher):
             if known is None and is_installed(code.co_filename):
                 return None  # a package's: callees that change are looked for in the program only
             own = self._codes.setdefault(id(code), _Code(code, partial(self._forget, id(code))))
-        site = own.calls.get(offset) or own.calls.setdefault(offset, CallSite(code, None))
+        site = own.calls.get(offset)
+        if site is None:
+            return None  # CPython tells of `super()` by an instruction that is no call
         if known is None and not site.awaited and self._is_fixed(site, callee):
             own.disabled.add(offset)
             return None

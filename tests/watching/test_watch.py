@@ -265,6 +265,24 @@ def test_callables_without_a_hash(callee):
     assert "could not be read" not in str(exchanges)
 
 
+def test_a_method_of_a_parent_class():
+    """CPython tells of `super()` at an instruction that is no call."""
+
+    class Parent:
+        def wrap(self, x):
+            return bridge.asarray(x)
+
+    class Child(Parent):
+        def wrap(self, x):
+            return super().wrap(x)
+
+    with bridge.watch() as exchanges:
+        for _ in range(3):
+            Child().wrap(np.zeros(3))
+    assert [(row.calls, row.result) for row in exchanges] == [(3, "shared")]
+    assert "could not be read" not in str(exchanges)
+
+
 def test_one_place_that_calls_several_functions():
     with bridge.watch() as exchanges:
         for function in (len, bridge.asarray, np.shape, bridge.from_dlpack):
