@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def is_readonly_torch(cls: type) -> bool:
-    """Whether *cls* is torch's ReadOnlyTensorWrapper (torch 2.15), or a class under it."""
+    """Whether *cls* is torch's ReadOnlyTensorWrapper (since torch 2.14), or a class under it."""
     wrapper = getattr(sys.modules.get("torch.utils.dlpack"), "ReadOnlyTensorWrapper", None)
     return wrapper is not None and issubclass(cls, wrapper)
 
@@ -106,7 +106,11 @@ def _refuse(x: Any) -> None:
     """`refuse_hidden`, and gradients."""
     refuse_hidden(x)
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor) and x.requires_grad:
+    if torch is None or not isinstance(x, torch.Tensor):
+        return
+    if is_readonly_torch(type(x)):  # it allows no question
+        x = plain_torch(x)
+    if x.requires_grad:
         raise ExchangeError("the torch tensor requires grad; pass x.detach()")
 
 

@@ -54,6 +54,13 @@ def test_the_same_tensor_as_by_the_protocol(kind, library):
     assert fast.tobytes() == slow.tobytes()
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_a_view_is_of_the_same_origin(kind):
+    t = bridge.from_dlpack(torch_of(kind))
+    views = [t, t[1:], t.reshape(6), t[1:].reshape(3), t.view(f"int{t.dtype.bits}")]
+    assert {view.origin for view in views} == {"torch.Tensor"}
+
+
 def test_strides_and_empty_tensors_of_types_that_numpy_lacks():
     torch = peer("torch")
     x = torch.arange(24.0).reshape(2, 3, 4).to(torch.bfloat16)

@@ -38,7 +38,11 @@ def register(monkeypatch):
 def reported(monkeypatch):
     """What the hook for exceptions that nobody can catch was given: each, and its place."""
     found = []
-    monkeypatch.setattr(
-        sys, "unraisablehook", lambda said: found.append((said.exc_value, repr(said.object)))
-    )
+
+    def hook(said):
+        # Since CPython 3.14 the message names the callback of a weak reference.
+        _, _, place = (said.err_msg or "").partition("weakref callback ")
+        found.append((said.exc_value, repr(said.object) if said.object is not None else place))
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
     return found

@@ -337,10 +337,10 @@ def _array_memory(array: Array, producer: type | None = None) -> Memory:
 
 def _array_origin(array: Array, producer: type | None) -> str:
     base: object = array
-    while (base := getattr(base, "base", None)) is not None:
+    while (base := getattr(last := base, "base", None)) is not None:
         if isinstance(base, CarrierBase):
             return base.memory.origin
-    kind = producer or type(array if array.base is None else array.base)
+    kind = producer or type(last)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
