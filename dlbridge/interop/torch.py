@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def is_readonly_torch(cls: type) -> bool:
-    """Whether *cls* is torch's ReadOnlyTensorWrapper (since torch 2.14), or a class under it."""
+    """Whether *cls* is torch's ReadOnlyTensorWrapper (torch 2.14.1 and later), or a class under it."""
     wrapper = getattr(sys.modules.get("torch.utils.dlpack"), "ReadOnlyTensorWrapper", None)
     return wrapper is not None and issubclass(cls, wrapper)
 

@@ -29,11 +29,11 @@ def peer(name: str) -> Any:
 
 
 def readonly_torch() -> Any:
-    """torch's class for memory that is only read, which torch before 2.15 does not have.
+    """torch's class for memory that is only read, which older releases than 2.14.1 may not have.
 
     An older torch skips the whole module, or fails it if the newest peers are expected.
     """
     found = getattr(peer("torch").utils.dlpack, "ReadOnlyTensorWrapper", None)
     if found is None and expected("newest"):
-        pytest.fail("DLBRIDGE_EXPECT=newest, but torch is older than 2.15")
-    return found or pytest.skip("torch is older than 2.15", allow_module_level=True)
+        pytest.fail("DLBRIDGE_EXPECT=newest, but torch is older than 2.14.1")
+    return found or pytest.skip("torch is older than 2.14.1", allow_module_level=True)
