@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def is_readonly_torch(cls: type) -> bool:
-    """Whether *cls* is torch's ReadOnlyTensorWrapper (torch 2.14.1 and later), or a class under it."""
+    """Whether *cls* is torch's ReadOnlyTensorWrapper (torch 2.14.1), or a class under it."""
     wrapper = getattr(sys.modules.get("torch.utils.dlpack"), "ReadOnlyTensorWrapper", None)
     return wrapper is not None and issubclass(cls, wrapper)
 
@@ -383,7 +383,7 @@ READONLY = _ANY._replace(
     make=_make_readonly,
     keeps_readonly=True,
 )
-"""torch's class for memory that must not be written (torch 2.15), which `like=` may name."""
+"""torch's class for memory that must not be written (torch 2.14.1), which `like=` may name."""
 
 LIBRARY = _ANY._replace(
     arrays=("torch.Tensor",),

@@ -1,4 +1,4 @@
-"""ReadOnlyTensorWrapper of torch.utils.dlpack (torch 2.14.1 and later): read-only memory, in and out."""
+"""ReadOnlyTensorWrapper of torch.utils.dlpack (torch 2.14.1): read-only memory, in and out."""
 
 from __future__ import annotations
 
