@@ -176,25 +176,21 @@ class Watcher:
 
     def known(self, callee: Any) -> tuple[Known | None, Any]:
         """What is known of *callee*; its object, if it is bound to one."""
-        table = self.callables.table
-        try:
-            found = table.get(callee)
-        except unless_handler(Exception):  # it has no hash
-            return None, UNSEEN
+        found = self.callables.find(callee)
         return (found, UNSEEN) if found is not None else self.method(callee)
 
     def method(self, callee: Any) -> tuple[Known | None, Any]:
         """What is known of the method that *callee* is of an object, and the object."""
-        table = self.callables.table
-        if isinstance(callee, MethodType):
-            return table.get(callee.__func__), callee.__self__
-        if not isinstance(callee, BuiltinMethodType):
+        cls = type(callee)  # `isinstance` would ask the callee
+        if cls is MethodType:
+            return self.callables.find(callee.__func__), callee.__self__
+        if cls is not BuiltinMethodType:
             return None, UNSEEN
         owner = callee.__self__
         key = type(owner), callee.__name__
         found = self._methods.get(key)
         if found is None:
-            found = table.get(getattr(*key, None))
+            found = self.callables.find(getattr(*key, None))
             if found is not None and len(self._methods) < _MOST_METHODS:
                 self._methods[key] = found
         return found, owner

@@ -39,7 +39,8 @@ MONITORING: Any = sys.__dict__.get("monitoring")
 _TOOLS = (4, 3, 5, 2)
 """The ids that are tried: two that nobody has, then those of optimizers and profilers."""
 
-_BOUND = (MethodType, BuiltinMethodType)
+_NAMED = (FunctionType, BuiltinFunctionType, MethodDescriptorType, type)
+"""What has a name, and runs no code of the program for it."""
 
 _QUIET = 100
 """After so many calls that were none of interest the place of a parameter is looked at."""
@@ -180,12 +181,11 @@ class Monitor(Watcher):
 
     def _call(self, site: CallSite, code: CodeType, offset: int, callee: Any, x: Any) -> Any:
         """Begin an exchange, if the call of *callee* is one."""
-        try:
-            known = self.callables.table.get(callee)
-        except unless_handler(Exception):  # it has no hash
-            return None
+        known = self.callables.find(callee)
         if known is None:
-            if type(callee) not in _BOUND or type(callee.__self__) is ModuleType:
+            cls = type(callee)
+            is_bound = cls is MethodType or cls is BuiltinMethodType
+            if not is_bound or type(callee.__self__) is ModuleType:
                 return self._quiet(site, code, offset) if site.parameter else None
             known, x = self.method(callee)
             if known is None:
@@ -233,8 +233,8 @@ class Monitor(Watcher):
         name = site.callee.rpartition(" ")[2]
         if name in self._names:
             return False
-        if isinstance(callee, (FunctionType, BuiltinFunctionType, MethodDescriptorType, type)):
-            return name == callee.__name__  # `self.function(x)` may be another one next time
+        if issubclass(type(callee), _NAMED):
+            return bool(name == callee.__name__)  # `self.function(x)` may be another one next time
         return True
 
     def _quiet(self, site: CallSite, code: CodeType, offset: int) -> Any:
@@ -291,9 +291,9 @@ class Monitor(Watcher):
         if begun is None or begun[0].site.after != offset or begun[0].site.code != site.code:
             return None
         del self._begun[frame]
-        name = getattr(callee, "__name__", "")
-        is_object = begun[0].site.how == "argument" and getattr(type(x), name, None) is callee
-        return self.ended(begun, UNSEEN if is_object else x)
+        if begun[0].site.how == "argument":  # perhaps of a method, whose object *x* is then
+            x = UNSEEN if getattr(type(x), getattr(callee, "__name__", ""), None) is callee else x
+        return self.ended(begun, x)
 
     def _instruction_event(self) -> Callable[[CodeType, int], Any]:
         """The function that CPython calls at the instruction behind an exchange."""

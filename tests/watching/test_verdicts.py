@@ -156,7 +156,7 @@ def called(call):
 
 
 NAMES = {
-    **dict.fromkeys(("torch", "t", "tensors", "one"), "torch"),
+    **dict.fromkeys(("torch", "t", "tensors", "one", "to_torch"), "torch"),
     **dict.fromkeys(("jax", "jnp", "j"), "jax"),
     **dict.fromkeys(("tvm_ffi", "v"), "tvm_ffi"),
     **dict.fromkeys(("pyarrow", "arrow", "chunks"), "pyarrow"),

@@ -256,13 +256,69 @@ class Lies:
         return take(x)
 
 
-@pytest.mark.parametrize("callee", [Unhashable(), Lies()])
-def test_callables_without_a_hash(callee):
+class Proxy:
+    """A callable that stands for another one, and raises when it is asked for anything else."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError(f"asked for {name}")
+
+    def __hash__(self):
+        raise SystemExit("asked for its hash")
+
+    def __call__(self, x):
+        return take(x)
+
+
+class Meta(type):
+    def __eq__(cls, other):
+        raise RuntimeError("a class is compared")
+
+    def __hash__(cls):
+        raise SystemExit("a class is asked for its hash")
+
+
+class OfMeta(metaclass=Meta):
+    def __call__(self, x):
+        return take(x)
+
+
+@pytest.mark.parametrize("name", ["Unhashable", "Lies", "Proxy", "OfMeta"])
+def test_callables_are_not_asked_for_anything(name):
+    """Neither hash nor class nor name: that would run code of the program."""
+    callee = globals()[name]()
+
+    def both(function, x):
+        function(x)
+        return function(np.asarray(bridge.asarray(x)))
+
     with bridge.watch() as exchanges:
         for function in (len, callee, np.shape):
             function(np.zeros(3))
-    assert places(exchanges) == {("take", "dlbridge.Tensor", "shared", 1)}
+        both(callee, np.zeros(3))
+    made = [row for row in exchanges if row.function == "take"]
+    assert [(row.target, row.result, row.calls) for row in made] == [
+        ("dlbridge.Tensor", "shared", 3)
+    ]
+    given = [row for row in exchanges if row.target == "numpy.ndarray"]
+    assert [row.result for row in given] == ["shared"]
     assert "could not be read" not in str(exchanges)
+
+
+def test_a_callable_that_says_it_is_another_one():
+    class Equal:
+        def __hash__(self):
+            return hash(np.asarray)
+
+        def __eq__(self, other):
+            return True
+
+        def __call__(self, x):
+            return x.tolist()
+
+    with bridge.watch() as exchanges:
+        for function in (len, Equal()):
+            function(bridge.zeros(3))
+    assert [row.target for row in exchanges] == ["list"]
 
 
 def test_a_method_of_a_parent_class():
