@@ -35,25 +35,40 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the program as Python would, and print the table, however it ends."""
     exchanges = watch(fail_on=tuple(arguments.fail_on))
     sys.argv = [arguments.program, *arguments.arguments]
+    script = Path(arguments.program)
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path.cwd() if arguments.module else script.resolve().parent)
     code = 0
     try:
         with exchanges:
             if arguments.module:
-                sys.path.insert(0, str(Path.cwd()))
                 runpy.run_module(arguments.program, run_name="__main__", alter_sys=True)
             else:
-                sys.path.insert(0, str(Path(arguments.program).resolve().parent))
-                runpy.run_path(arguments.program, run_name="__main__")
+                runpy.run_path(str(script.absolute()), run_name="__main__")
     except SystemExit as exc:
         code = _exit_code(exc)
-    except ExchangeError as exc:
-        if "watch(fail_on=...)" not in str(exc):
-            raise
-        print(f"dlbridge watch: {exc}", file=sys.stderr)
+    except Exception as exc:
         code = 1
+        if isinstance(exc, ExchangeError) and "watch(fail_on=...)" in str(exc):
+            print(f"dlbridge watch: {exc}", file=sys.stderr)
+        else:
+            _report(exc)
     finally:
         _tell(exchanges, arguments.json)
     return code
+
+
+def _report(exc: Exception) -> None:
+    """Print an exception of the program as Python does, with the frames of the program."""
+    frames = exc.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in _RUNNERS:
+        frames = frames.tb_next
+    if frames is None and not isinstance(exc, SyntaxError):
+        raise exc  # there is no such program
+    sys.excepthook(type(exc), exc.with_traceback(frames), frames)
+
+
+_RUNNERS = (__file__, runpy.run_path.__code__.co_filename)
 
 
 def _exit_code(exc: SystemExit) -> int:

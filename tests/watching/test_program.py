@@ -97,3 +97,36 @@ def test_a_wrong_kind(folder):
     code, _, err = run(folder, "--fail-on", "copies", "program.py")
     assert code == 1
     assert "fail_on='copies' is no kind of exchange" in err
+
+
+@pytest.mark.parametrize(
+    "error", ["ValueError('its own')", "OSError('its own')", "dlbridge.ExchangeError('its own')"]
+)
+def test_an_exception_of_the_program_has_its_traceback(folder, error):
+    """Also of the classes that dlbridge's own commands report in a line."""
+    (folder / "program.py").write_text(f"import dlbridge\ndef deep():\n    raise {error}\ndeep()\n")
+    code, out, err = run(folder, "program.py")
+    assert code == 1
+    assert 'program.py", line 3, in deep' in err
+    assert err.rstrip().endswith("its own")
+    assert "0 exchanges" in out
+
+
+def test_the_program_has_its_path_and_its_folder(folder):
+    """As by Python itself: an absolute `__file__`, and no modules of the current folder."""
+    (folder / "below").mkdir()
+    (folder / "below" / "program.py").write_text(
+        "import os, sys\nassert os.path.isabs(__file__), __file__\n"
+        "assert sys.path[0] == os.path.dirname(__file__), sys.path\n"
+        "assert sys.path[1] != os.getcwd(), sys.path\n"
+    )
+    assert run(folder, "below/program.py")[::2] == (0, "")
+
+
+@pytest.mark.parametrize("program", [["none.py"], ["-m", "none"]], ids=["script", "module"])
+def test_a_program_that_is_not_there(folder, program):
+    code, _, err = run(folder, *program)
+    assert code == 1
+    assert err.startswith("dlbridge watch: ")
+    assert "none" in err
+    assert "Traceback" not in err
