@@ -67,7 +67,7 @@ class Callables:
 
     def __init__(self) -> None:
         self.table: dict[Hashable, Known] = {}
-        self._types: set[int] = set()  # of the callables, by address: a class may have no hash
+        self.types: set[int] = set()  # of the callables, by address: a class may have no hash
         self.modules = 0
         self._packages = described_packages()
         self._missing: dict[str, list[Exchange]] = {}
@@ -98,14 +98,14 @@ class Callables:
         if folders != self._own[0]:
             self._own = folders, {}
         prepare(list(new.values()))
-        self._types.update(id(type(thing)) for thing in new)
+        self.types.update(id(type(thing)) for thing in new)
         for thing, known in new.items():
             self.table.setdefault(thing, known)
         self.modules = 0 if incomplete else count
 
     def find(self, callee: Any) -> Known | None:
         """What is known of *callee*; another class than theirs is not asked for its hash."""
-        return self.table.get(callee) if id(type(callee)) in self._types else None
+        return self.table.get(callee) if id(type(callee)) in self.types else None
 
     def _find(self, name: str, new: dict[Hashable, Known]) -> None:
         missing = []

@@ -18,7 +18,7 @@ from .arrays import NO_KIND, Callables, address_of, kind_of, kinds, text_of, wha
 from .table import HOST, short
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from .arrays import Kind, Known, What
     from .sites import CallSite
@@ -72,6 +72,10 @@ class Watcher:
         self.tables: tuple[Ledger, ...] = ()
         self.callables = Callables()
         self._methods: dict[tuple[type, str], Known] = {}
+
+    def fill(self, *tables: Ledger) -> None:
+        """Fill *tables* from now on."""
+        self.tables = tables
 
     def refresh(self) -> None:
         """Find the callables of what was imported."""
@@ -194,6 +198,20 @@ class Watcher:
             if found is not None and len(self._methods) < _MOST_METHODS:
                 self._methods[key] = found
         return found, owner
+
+    def in_place(
+        self, error: ExchangeError | None, site: CallSite, code: CodeType, offset: int
+    ) -> ExchangeError | None:
+        """The *error* of an exchange at *site*, if it can be raised at *offset* behind the call.
+
+        It cannot where a `with` or a `try` ends between the two: their ends would be left out, and
+        a lock would stay locked. The end of the watch raises it then.
+        """
+        if error is None or site.has_handler_of(code, offset):
+            return error
+        for table in self.tables:
+            table.put_off(error)
+        return None
 
     def failed(self, exc: Exception) -> None:
         """Note an exception of ours, which the program must not get."""

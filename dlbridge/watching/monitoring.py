@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .arrays import Known
     from .exchanges import Begun
     from .sites import CallSite
+    from .table import Ledger
 
 MONITORING: Any = sys.__dict__.get("monitoring")
 """``sys.monitoring``, which type checkers for CPython 3.11 do not know."""
@@ -90,7 +91,7 @@ class Monitor(Watcher):
         self._functions: set[CodeType] = set()  # of the described functions in Python
         self._tool = -1
 
-    def start(self) -> None:
+    def start(self, *tables: Ledger) -> None:
         """Take a tool id, and ask for the events."""
         for tool in _TOOLS:
             if MONITORING.get_tool(tool) is None:
@@ -103,11 +104,18 @@ class Monitor(Watcher):
                 f"dlbridge.watch needs a tool id of sys.monitoring, and others have them ({names});"
                 " end one of these tools first"
             )
+        self.fill(*tables)
         self._prepare(list(self.callables.table.values()))
         for event, function in self._callbacks().items():
             MONITORING.register_callback(tool, event, function)
         MONITORING.set_events(tool, MONITORING.events.CALL)
         MONITORING.restart_events()  # what an earlier watch with this id has disabled
+
+    def fill(self, *tables: Ledger) -> None:
+        """Fill *tables*; what only errors need is asked for if there may be some."""
+        super().fill(*tables)
+        function = self._on_c_return if any(table.fail_on for table in tables) else None
+        MONITORING.register_callback(self._tool, MONITORING.events.C_RETURN, function)
 
     def stop(self) -> str:
         """Give the tool id back; there is nothing to be said."""
@@ -117,7 +125,7 @@ class Monitor(Watcher):
         for code in (*codes, *self._functions):
             if code is not None:
                 MONITORING.set_local_events(tool, code, 0)
-        for event in self._callbacks():
+        for event in (*self._callbacks(), MONITORING.events.C_RETURN):
             MONITORING.register_callback(tool, event, None)
         MONITORING.free_tool_id(tool)
         return ""
@@ -181,9 +189,9 @@ class Monitor(Watcher):
 
     def _call(self, site: CallSite, code: CodeType, offset: int, callee: Any, x: Any) -> Any:
         """Begin an exchange, if the call of *callee* is one."""
-        known = self.callables.find(callee)
+        cls, found = type(callee), self.callables
+        known = found.table.get(callee) if id(cls) in found.types else None
         if known is None:
-            cls = type(callee)
             is_bound = cls is MethodType or cls is BuiltinMethodType
             if not is_bound or type(callee.__self__) is ModuleType:
                 return self._quiet(site, code, offset) if site.parameter else None
@@ -314,6 +322,7 @@ class Monitor(Watcher):
                     return None
                 is_read = site.name and not begun[0].is_told
                 error = ended(begun, variable(frame, site.name) if is_read else UNSEEN)
+                error = self.in_place(error, site, code, offset)
             except unless_handler(Exception) as exc:
                 self.failed(exc)
                 return None
@@ -343,6 +352,7 @@ class Monitor(Watcher):
                 )
             if begun is not None:
                 error = self.ended((*begun[:2], at), result, by)
+                error = error if by else self.in_place(error, seen.site, code, offset)
         except unless_handler(Exception) as exc:
             self.failed(exc)
         if error is not None:
@@ -350,3 +360,17 @@ class Monitor(Watcher):
 
     def _on_raise(self, _code: CodeType, _offset: int, _callee: Any, _arg0: Any) -> None:
         self._begun.pop(id(sys._getframe(1)), None)
+
+    def _on_c_return(self, _code: CodeType, _offset: int, _callee: Any, _arg0: Any) -> None:
+        """End an exchange whose result need not be read, where an error is in its place."""
+        error = None
+        try:
+            key = id(sys._getframe(1))
+            begun = self._begun.get(key)
+            if begun is not None and begun[0].is_told and begun[0].known.code is None:
+                del self._begun[key]
+                error = self.ended(begun, UNSEEN)
+        except unless_handler(Exception) as exc:
+            self.failed(exc)
+        if error is not None:
+            raise error

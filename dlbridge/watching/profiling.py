@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from .arrays import Known
     from .exchanges import Begun
+    from .table import Ledger
 
 _MOST_CODES = 10_000
 
@@ -38,7 +39,7 @@ class Profiler(Watcher):
         self._functions: dict[int, Known] = {}
         self._users: set[int] = set()
 
-    def start(self) -> None:
+    def start(self, *tables: Ledger) -> None:
         """Be the profile function of this thread and of those that start later."""
         other = sys.getprofile()
         if other is not None:
@@ -46,6 +47,7 @@ class Profiler(Watcher):
                 f"dlbridge.watch needs sys.setprofile on this CPython, and {other!r} has it; end "
                 "that first, or use CPython 3.12 or later"
             )
+        self.fill(*tables)
         self._prepare(list(self.callables.table.values()))
         self._function = self._on_event  # one object, to be recognised
         threading.setprofile(self._function)
@@ -112,8 +114,8 @@ class Profiler(Watcher):
             if len(self._sites) > _MOST_CODES:
                 self._sites.clear()
             sites = self._sites.setdefault(code, sites_of(code))
-        site = sites.get(frame.f_lasti)
-        return site or sites.setdefault(frame.f_lasti, CallSite(code, frame.f_lineno))
+        at = frame.f_lasti
+        return sites.get(at) or sites.setdefault(at, CallSite(code, frame.f_lineno, at))
 
     def _c_call(self, frame: FrameType, callee: Any) -> ExchangeError | None:
         self.refresh()
@@ -149,7 +151,8 @@ class Profiler(Watcher):
             elif site.how == "call" and event == "c_call":
                 owner = getattr(arg, "__self__", None)
                 result = UNSEEN if isinstance(owner, (ModuleType, type(None))) else owner
-        return self.ended(begun, result, at=at)
+        error = self.ended(begun, result, at=at)
+        return self.in_place(error, site, frame.f_code, last)
 
     def _call(self, frame: FrameType) -> None:
         user: FrameType | None = frame.f_back

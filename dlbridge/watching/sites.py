@@ -21,7 +21,8 @@ class CallSite:
 
     __slots__ = (
         *("after", "argument", "arguments", "awaited", "callee", "code", "filename", "function"),
-        *("how", "is_followed", "last", "line", "name", "parameter", "quiet", "seen", "until"),
+        *("how", "is_followed", "last", "line", "name", "offset", "parameter", "quiet", "seen"),
+        "until",
     )
 
     after: int
@@ -35,9 +36,9 @@ class CallSite:
     seen: dict[tuple[Known, Kind, What], Seen]
     """Those that need only be counted."""
 
-    def __init__(self, code: CodeType, line: int | None) -> None:
+    def __init__(self, code: CodeType, line: int | None, offset: int) -> None:
         self.filename, self.function, self.line = code.co_filename, code.co_qualname, line or 0
-        self.code = id(code)
+        self.code, self.offset = id(code), offset
         self.after, self.how, self.name = -1, "lost", ""
         self.until = -1  # the next offset that stores into `name`; 0: one before; -1: none
         self.awaited = False  # whether its first argument may be the result of an exchange
@@ -52,6 +53,15 @@ class CallSite:
     def is_returned(self, code: CodeType, offset: int) -> bool:
         """Whether the instruction of *code* at *offset* returns or yields the result."""
         return self.how == "return" and self.after == offset and self.code == id(code)
+
+    def has_handler_of(self, code: CodeType, offset: int) -> bool:
+        """Whether an exception at *offset* of its *code* goes where one of the call would go."""
+        read: Any = dis.Bytecode(code)
+        mine, its = (
+            [each.target for each in read.exception_entries if each.start <= place < each.end]
+            for place in (self.offset, offset)
+        )
+        return mine == its
 
 
 class _Step(NamedTuple):
@@ -127,7 +137,7 @@ def sites_of(code: CodeType) -> dict[int, CallSite]:
         if step.is_target:
             stack.clear()
         if step.opname in _CALLS:
-            last = found[step.offset] = CallSite(code, step.line)
+            last = found[step.offset] = CallSite(code, step.line, step.offset)
             _take(stack, last, step, stores, code)
         elif step.opname == "PUSH_NULL":
             stack.append(_NULL)

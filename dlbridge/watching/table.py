@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Self
 
+    from dlbridge.errors import ExchangeError
+
     from .sites import CallSite
 
 
@@ -96,10 +98,16 @@ class Ledger:
 
     def __init__(self, threads: str, fail_on: tuple[str, ...]) -> None:
         self._thread = get_ident() if threads == "this" else None
-        self._fail_on = fail_on
+        self.fail_on = fail_on
         # Each thread adds to sums of its own: a lock would be held while destructors run.
         self._sums: dict[int, dict[RowKey, Sum]] = {}
         self._notes: dict[str, int] = {}
+        self.error: ExchangeError | None = None  # which the end of the watch raises
+
+    def put_off(self, error: ExchangeError) -> None:
+        """Keep *error*, if it is the first one, for the end of the watch."""
+        if self.fail_on and self.error is None:
+            self.error = error
 
     def rows_for(self, key: RowKey, shape: tuple[int, ...], note: str) -> list[Sum]:
         """The row of *key* that this thread adds to; none if this thread does not count."""
@@ -115,7 +123,7 @@ class Ledger:
         words = {"copied": ["copy"], "moved": ["copy", "move"]}.get(result, [])
         if result == "copied" and device.startswith(HOST):
             words.append("host copy")
-        return next((word for word in self._fail_on if word in words), "")
+        return next((word for word in self.fail_on if word in words), "")
 
     def remark(self, text: str) -> None:
         """Count *text*, for the foot of the table."""
@@ -177,8 +185,11 @@ class Exchanges:
         self._begin(self._ledger)
         return self
 
-    def __exit__(self, *_exc: object) -> None:
+    def __exit__(self, cls: object, *_exc: object) -> None:
         self._end(self._ledger)
+        error, self._ledger.error = self._ledger.error, None
+        if error is not None and cls is None:
+            raise error
 
     @property
     def rows(self) -> list[ExchangeRow]:

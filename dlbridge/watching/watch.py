@@ -81,11 +81,10 @@ def _begin(table: Ledger) -> None:
     new.callables.refresh()  # imports, so that nothing is imported while the lock is held
     with _lock:
         if _watcher is None:
-            new.tables = (table,)
-            new.start()
+            new.start(table)
             _watcher = new
         else:
-            _watcher.tables = (*_watcher.tables, table)
+            _watcher.fill(*_watcher.tables, table)
 
 
 def _end(table: Ledger) -> None:
@@ -94,14 +93,15 @@ def _end(table: Ledger) -> None:
     with _lock:
         if _watcher is None:
             return
-        left = tuple(each for each in _watcher.tables if each is not table)
-        if not left:
-            note = _watcher.stop()
+        left = [each for each in _watcher.tables if each is not table]
+        if left:
+            _watcher.fill(*left)
+        else:
+            ended, _watcher = _watcher, None
+            note = ended.stop()
+            ended.tables = ()
             if note:
                 table.remark(note)
-        _watcher.tables = left
-        if not left:
-            _watcher = None
     forget()
 
 

@@ -114,6 +114,60 @@ def test_fail_on_where_the_result_goes_into_a_call_of_no_interest():
         len(torch.tensor(a))
 
 
+def test_fail_on_is_caught_by_the_program_where_the_description_says_the_result():
+    t = bridge.zeros(3)
+
+    def program():
+        try:
+            made = np.array(t)
+        except bridge.ExchangeError:
+            return "caught"
+        return made
+
+    with bridge.watch(fail_on="copy"):
+        assert program() == "caught"
+
+
+def test_fail_on_inside_of_another_watch():
+    t = bridge.zeros(3)
+
+    def program():
+        try:
+            made = np.array(t)
+        except bridge.ExchangeError:
+            return "caught"
+        return made
+
+    with bridge.watch() as outer:
+        program()
+        with bridge.watch(fail_on="copy"):
+            assert program() == "caught"
+        if MONITORING:  # on 3.11 an error ends the watch of its thread
+            assert len(program()) == 3
+            assert sum(row.calls for row in outer) == 3
+
+
+@pytest.mark.parametrize("where", ["with", "finally", "loop"])
+@pytest.mark.parametrize("call", ["np.array(t)", "np.asarray(t, dtype='float64')"])
+def test_fail_on_leaves_out_no_end_of_a_block(call, where):
+    """An error behind the call, where the result is read, comes at the end of the watch."""
+    body = {
+        "with": f"    with lock:\n        made = {call}\n",
+        "finally": f"    lock.acquire()\n    try:\n        made = {call}\n"
+        "    finally:\n        lock.release()\n",
+        "loop": f"    for _ in range(2):\n        with lock:\n            made = {call}\n",
+    }[where]
+    lock = threading.Lock()
+    scope = {"np": np, "t": bridge.zeros(3, "float32"), "lock": lock}
+    exec(compile(f"def program():\n{body}", "program.py", "exec"), scope)
+    with (
+        pytest.raises(bridge.ExchangeError, match=r"program\.py:\d, in program"),
+        bridge.watch(fail_on="copy"),
+    ):
+        scope["program"]()
+    assert not lock.locked()
+
+
 def test_our_own_moves_have_the_reason_of_their_plan(device):
     with bridge.watch() as exchanges:
         bridge.to_device(np.zeros(3), device)
