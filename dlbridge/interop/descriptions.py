@@ -6,6 +6,7 @@ How each library treats a DLPack tensor was measured: ``tests/interop`` and
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dlbridge import DLDeviceType
@@ -311,6 +312,21 @@ _TENSOR = "dlbridge.core.tensor.tensor:Tensor"
 _ARRAY_TENSOR = "dlbridge.core.tensor.array_tensor:ArrayTensor"
 _EAGER = "tensorflow.python.framework.ops:EagerTensor"
 
+
+@lru_cache(maxsize=64)
+def _text(device: Device) -> str:
+    return "cpu" if device == "cpu" else str(device)
+
+
+def _look(x: Any) -> tuple[object, object, tuple[int, ...], int]:
+    return _text(x.device), x.dtype, x.shape, x.nbytes
+
+
+def _address(x: Any) -> int:
+    address: int = x.data_ptr() if x.device.is_host else 0
+    return address
+
+
 SMALL = {
     library.name: library
     for library in (
@@ -331,6 +347,7 @@ SMALL = {
                 *exchanges("numpy.ndarray", f"{_TENSOR}.numpy {_ARRAY_TENSOR}.numpy"),
                 *exchanges("list", f"{_TENSOR}.tolist", "copied"),
             ),
+            look=(_look, _address),
         ),
         # By legacy capsules; values of a graph are refused.
         Library(
