@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 MONITORING: Any = sys.__dict__.get("monitoring")
 """``sys.monitoring``, which type checkers for CPython 3.11 do not know."""
 
+_NAME = "dlbridge.watch"
+_FREED = (
+    "the program has freed the tool id of the watch in sys.monitoring: what came after that may be "
+    "missing"
+)
 _TOOLS = (4, 3, 5, 2)
 """The ids that are tried: two that nobody has, then those of optimizers and profilers."""
 
@@ -95,7 +100,7 @@ class Monitor(Watcher):
         """Take a tool id, and ask for the events."""
         for tool in _TOOLS:
             if MONITORING.get_tool(tool) is None:
-                MONITORING.use_tool_id(tool, "dlbridge.watch")
+                MONITORING.use_tool_id(tool, _NAME)
                 self._tool = tool
                 break
         else:
@@ -118,8 +123,12 @@ class Monitor(Watcher):
         MONITORING.register_callback(self._tool, MONITORING.events.C_RETURN, function)
 
     def stop(self) -> str:
-        """Give the tool id back; there is nothing to be said."""
-        tool, self._tool = self._tool, -1
+        """Give the tool id back; what is to be said if the program has done so."""
+        tool, owner = self._tool, MONITORING.get_tool(self._tool)
+        if owner is None:
+            MONITORING.use_tool_id(tool, _NAME)  # to end its events, which go on in 3.12 and 3.13
+        elif owner != _NAME:
+            return _FREED
         MONITORING.set_events(tool, 0)
         codes = [each.code() for each in self._codes.copy().values() if each.events]
         for code in (*codes, *self._functions):
@@ -128,7 +137,7 @@ class Monitor(Watcher):
         for event in (*self._callbacks(), MONITORING.events.C_RETURN):
             MONITORING.register_callback(tool, event, None)
         MONITORING.free_tool_id(tool)
-        return ""
+        return _FREED if owner is None else ""
 
     def _callbacks(self) -> dict[int, Callable[..., Any]]:
         events = MONITORING.events

@@ -689,6 +689,27 @@ assert sys.monitoring.get_tool(4) is None
     )
 
 
+@pytest.mark.skipif(not MONITORING, reason="sys.monitoring came with CPython 3.12")
+@pytest.mark.parametrize("then", ["", "sys.monitoring.use_tool_id(4, 'its own')"])
+def test_a_program_that_frees_the_tool_id(then):
+    """The table says so, the id is left to the program, and the next watch works."""
+    program(
+        f"""
+with bridge.watch() as exchanges:
+    take()
+    sys.monitoring.free_tool_id(4)
+    {then}
+    take()
+assert exchanges.rows[0].calls >= 1, exchanges
+assert "the program has freed the tool id" in str(exchanges), exchanges
+assert sys.monitoring.get_tool(4) == ({then!r} and "its own" or None)
+with bridge.watch() as exchanges:
+    take(3)
+assert exchanges.rows[0].calls == 3, exchanges
+        """
+    )
+
+
 def test_programs_that_set_a_profile_function():
     program(
         """
