@@ -33,7 +33,8 @@ class Profiler(Watcher):
     def __init__(self) -> None:
         super().__init__()
         self._sites: dict[CodeType, dict[int, CallSite]] = {}
-        self._begun: dict[int, Begun] = {}
+        # By the frame of a described function of C; None where its array is not seen.
+        self._begun: dict[int, Begun | None] = {}
         self._called: dict[int, tuple[Begun, int]] = {}
         self._returned: dict[int, tuple[Begun, int]] = {}
         self._functions: dict[int, Known] = {}
@@ -61,10 +62,10 @@ class Profiler(Watcher):
         if other is self._function:
             sys.setprofile(None)
             return ""
-        return (
-            f"the program has called sys.setprofile ({other!r} is the profile function now): what "
-            "came after that in its thread is missing"
-        )
+        why = f"the program has called sys.setprofile ({other!r} is the profile function now)"
+        if other is None:
+            why += ", or an error in it (fail_on, or the recursion limit) has ended the watch"
+        return f"{why}: what came after that in its thread is missing"
 
     def _on_event(self, frame: FrameType, event: str, arg: Any) -> None:
         error = None
@@ -94,6 +95,8 @@ class Profiler(Watcher):
             if called is not None:
                 self._users.discard(called[1])
                 arg = _made(frame) if arg is None else arg
+                if called[1] in self._begun:
+                    arg = UNSEEN  # a function of C goes on with it
                 if arg is not None:
                     return self.ended(called[0], arg, frame)
         elif event == "c_return":
@@ -127,9 +130,7 @@ class Profiler(Watcher):
             x = callee.__self__
         if x is UNSEEN and site.argument:
             x = variable(frame, site.argument)
-        begun = None if x is UNSEEN else self.begun(site, known, x)
-        if begun is not None:
-            self._begun[id(frame)] = begun
+        self._begun[id(frame)] = None if x is UNSEEN else self.begun(site, known, x)
         return None
 
     def _c_return(self, frame: FrameType, begun: Begun) -> ExchangeError | None:
@@ -169,7 +170,7 @@ class Profiler(Watcher):
             return
         while user is not None and self.callables.is_own(user.f_code.co_filename):
             user = user.f_back
-        if user is None or id(user) in self._users or id(user) in self._begun:
+        if user is None or id(user) in self._users or self._begun.get(id(user)):
             return  # the outermost exchange counts
         name = known.exchange.argument or frame.f_code.co_varnames[_is_init(frame)]
         begun = self.begun(self._place(user), known, variable(frame, name))
