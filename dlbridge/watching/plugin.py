@@ -31,12 +31,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
 
 
-def _limits(item: pytest.Item) -> dict[str, int]:
+def _limits(item: pytest.Item) -> dict[str, int | None]:
     """What the markers of *item* allow; the nearest one decides."""
-    found: dict[str, int] = {}
+    found: dict[str, int | None] = {}
     for marker in item.iter_markers("exchanges"):
         for name, value in marker.kwargs.items():
-            if name not in _LIMITS or not isinstance(value, int):
+            if name not in _LIMITS or not isinstance(value, int | None):
                 raise pytest.UsageError(
                     f"{item.nodeid}: exchanges({name}={value!r}) is no limit; the limits are "
                     f"{', '.join(_LIMITS)}, each a number"
@@ -61,7 +61,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     over = [
         f"{name}={limit}, and there were {found}"
         for name, limit in limits.items()
-        if (found := getattr(exchanges, _LIMITS[name])) > limit
+        if limit is not None and (found := getattr(exchanges, _LIMITS[name])) > limit
     ]
     if over:
         pytest.fail(f"exchanges: {'; '.join(over)}:\n{exchanges}", pytrace=False)

@@ -86,6 +86,17 @@ def test_a_wrong_marker(project, marker, said):
     assert said in output
 
 
+def test_none_is_no_limit(project):
+    """As the help of the marker says; it lifts a limit of the class or the module."""
+    write(project, COPIED)
+    (project / "test_mine.py").write_text(
+        "import numpy as np, pytest\nfrom code_of_mine import norm\n"
+        "pytestmark = pytest.mark.exchanges(max_copies=0)\n"
+        "@pytest.mark.exchanges(max_copies=None)\ndef test_it(): norm(np.ones(4))\n"
+    )
+    assert run(project)[0] == 0
+
+
 def test_a_test_that_fails_by_itself_fails_so(project):
     (project / "test_mine.py").write_text(
         "import pytest\n@pytest.mark.exchanges(max_copies=0)\ndef test_it(): assert 1 == 2\n"
