@@ -313,7 +313,7 @@ PYARROW = Library(
         *exchanges("numpy.ndarray", "Array.to_numpy ChunkedArray.to_numpy Tensor.to_numpy"),
         *exchanges("pandas.Series", "Array.to_pandas ChunkedArray.to_pandas"),
         *exchanges("pandas.DataFrame", "Table.to_pandas"),
-        *exchanges("list", "Array.to_pylist ChunkedArray.to_pylist", "copied"),
+        *exchanges("list", "Array.to_pylist Array.tolist ChunkedArray.to_pylist", "copied"),
     ),
 )
 

@@ -54,7 +54,7 @@ LIBRARY = Library(
     device_types=HOST_ONLY,
     exchanges=(
         *exchanges("numpy.ndarray", "asarray asanyarray ascontiguousarray from_dlpack"),
-        *exchanges("numpy.ndarray", "array stack concatenate vstack hstack", "copied"),
+        *exchanges("numpy.ndarray", "array copy stack concatenate vstack hstack", "copied"),
         *exchanges("list", "ndarray.tolist", "copied"),
     ),
     look=(_look, address_of),

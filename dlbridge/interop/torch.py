@@ -395,7 +395,7 @@ LIBRARY = _ANY._replace(
     of_numpy=_of_numpy,
     exchanges=(
         *exchanges("torch.Tensor", "from_numpy from_dlpack utils.dlpack.from_dlpack", "shared"),
-        *exchanges("torch.Tensor", "as_tensor asarray Tensor"),
+        *exchanges("torch.Tensor", "as_tensor asarray frombuffer Tensor"),
         *exchanges("torch.Tensor", "tensor", "copied"),
         *exchanges("torch.Tensor", "Tensor.cpu Tensor.cuda Tensor.to", "moved"),
         *exchanges("numpy.ndarray", "Tensor.numpy", "shared"),

@@ -178,12 +178,14 @@ def _thing_of(path: str, name: str) -> tuple[Any, Any]:
 
 @dataclass(slots=True, eq=False)
 class Kind:
-    """A class of arrays of a described library, or a list of such."""
+    """A class of arrays of a described library, or a list or a dict of such."""
 
     name: str
     library: str
     look: Callable[[Any], What]
     address: Callable[[Any], int]
+    is_first: bool = False
+    """Whether it is a list or a dict, and the address that of its first array."""
 
 
 kinds: dict[type, Kind] = {}
@@ -196,14 +198,15 @@ def forget() -> None:
 
 
 def kind_of(x: Any) -> Kind | None:
-    """The kind of *x*, of a class that is not in `kinds`; None if it is no array, and no list."""
+    """The kind of *x*, of a class that is not in `kinds`; None if it is no array."""
     cls = type(x)
-    if (cls is list or cls is tuple) and x:
-        inner = kinds.get(type(x[0])) or kind_of(x[0])
+    if (cls is list or cls is tuple or cls is dict) and x:
+        first = _first(x)
+        inner = kinds.get(type(first)) or kind_of(first)
         if inner is None:
             return None
-        name = f"{cls.__name__} of {inner.name}"
-        return Kind(name, inner.library, partial(_look_at_all, inner), _nowhere)
+        both = partial(_look_at_all, inner), lambda y: address_of(inner, _first(y))
+        return Kind(f"{cls.__name__} of {inner.name}", inner.library, *both, is_first=True)
     try:
         library = library_of(cls)
     except unless_handler(Exception):
@@ -235,8 +238,12 @@ def address_of(kind: Kind, x: Any) -> int:
         return 0
 
 
+def _first(x: Any) -> Any:
+    return next(iter(x.values() if type(x) is dict else x))
+
+
 def _look_at_all(inner: Kind, x: Any) -> What:
-    device, dtype, shape, nbytes = what_of(inner, x[0])
+    device, dtype, shape, nbytes = what_of(inner, _first(x))
     return device, dtype, (len(x), *shape), len(x) * nbytes
 
 

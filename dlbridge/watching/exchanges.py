@@ -111,7 +111,8 @@ class Watcher:
             made = kinds.get(type(result)) or kind_of(result)
             if made is not None:
                 there = address_of(made, result)
-                if not (start and start <= there < start + seen.what[3]):
+                is_inside = start < there < start + seen.what[3] and not seen.kind.is_first
+                if not (start and (there == start or is_inside)):
                     made_what = what_of(made, result)
         is_same = made is seen.made and made_what == seen.made_what and seen.tables is self.tables
         is_clear = made is None or (there and start)
@@ -160,12 +161,13 @@ class Watcher:
             if made.library == kind.library and device == where:
                 return None, 0, ""
             target = text_of(made.name, device)
-            if not nbytes:
+            if made_what is None or not (nbytes or what[3]):
                 verdict = "shared"
             elif device != where:
                 verdict = "moved"
             elif not seen.is_told:
-                verdict = "copied" if there or not start else "not seen"
+                # Without an address: of a device, or a picture, which has no memory to share.
+                verdict = "copied" if there and (start or where in HOST) else "not seen"
             if frame is not None and verdict != "shared" and seen.known.library == "dlbridge":
                 verdict, note = _planned(frame, verdict, kind.name, what)
         elif verdict == "moved":

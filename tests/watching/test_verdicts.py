@@ -35,11 +35,15 @@ ROWS = [
     ("np.array(t)", TORCH, NUMPY, "copied"),
     ("np.from_dlpack(t)", TORCH, NUMPY, "shared"),
     ("np.stack(tensors)", f"list of {TORCH}", NUMPY, "copied"),
+    ("np.copy(t)", TORCH, NUMPY, "copied"),
+    ("torch.frombuffer(a, dtype=torch.float32)", NUMPY, TORCH, "shared"),
     ("t.tolist()", TORCH, "list", "copied"),
     ("one.item()", TORCH, "number", "copied"),
     ("jnp.array(a)", NUMPY, JAX, "copied"),
     ("jax.dlpack.from_dlpack(a)", NUMPY, JAX, "shared"),
     ("jax.device_get(j)", JAX, NUMPY, "shared"),
+    ("jax.device_get([j, j])", f"list of {JAX}", f"list of {NUMPY}", "shared"),
+    ("jax.device_get({'x': j})", f"dict of {JAX}", f"dict of {NUMPY}", "shared"),
     ("np.asarray(j)", JAX, NUMPY, "shared"),
     ("np.array(j)", JAX, NUMPY, "copied"),
     ("torch.from_dlpack(j)", JAX, TORCH, "shared"),
@@ -51,7 +55,10 @@ ROWS = [
     ("arrow.to_numpy()", ARROW, NUMPY, "shared", "C"),
     ("chunks.to_numpy()", "pyarrow.ChunkedArray", NUMPY, "copied", "C"),
     ("arrow.to_pylist()", ARROW, "list", "copied", "C"),
+    ("arrow.tolist()", ARROW, "list", "copied", "C"),
     ("pandas.Series(a)", NUMPY, SERIES, "copied"),
+    ("pandas.DataFrame({'x': a})", f"dict of {NUMPY}", FRAME, "copied"),
+    ("pandas.DataFrame({'x': a}, copy=False)", f"dict of {NUMPY}", FRAME, "shared"),
     ("pandas.Series(a, copy=False)", NUMPY, SERIES, "shared"),
     ("series.to_numpy()", SERIES, NUMPY, "shared"),
     ("frame.to_numpy()", FRAME, NUMPY, "copied"),
@@ -61,6 +68,7 @@ ROWS = [
     ("column.to_torch()", POLARS, TORCH, "copied"),
     ("column.to_arrow()", POLARS, ARROW, "shared"),
     ("np.asarray(image)", IMAGE, NUMPY, "copied"),
+    ("PIL.Image.fromarray(pixels)", NUMPY, IMAGE, "not seen"),
     ("cl_array.to_device(queue, a)", NUMPY, f"{CL} opencl:0", "moved"),
     ("there.get()", f"{CL} opencl:0", NUMPY, "moved"),
     ("bridge.to_device(a, 'opencl:0')", NUMPY, f"{OURS} opencl:0", "shared"),
@@ -129,7 +137,8 @@ def world():
     if find_spec("PIL"):
         import PIL.Image
 
-        found["image"] = PIL.Image.new("RGB", (8, 8))
+        found |= {"PIL": PIL, "image": PIL.Image.new("RGB", (8, 8))}
+        found["pixels"] = np.zeros((8, 8, 3), "uint8")
     if find_spec("tensorflow"):
         import tensorflow
 
@@ -163,7 +172,19 @@ NAMES = {
     **dict.fromkeys(("pandas", "series", "frame"), "pandas"),
     # No peers of the tests (`pyproject.toml`): they are tested where they are.
     **dict.fromkeys(
-        ("polars", "column", "image", "tensorflow", "eager", "queue", "cl_array", "there", "far"),
+        (
+            "polars",
+            "column",
+            "image",
+            "PIL",
+            "pixels",
+            "tensorflow",
+            "eager",
+            "queue",
+            "cl_array",
+            "there",
+            "far",
+        ),
         "",
     ),
 }
@@ -185,7 +206,7 @@ def test_the_verdict(row):
     assert seen == [(source, target, result)]
     (found,) = exchanges.rows
     assert (found.file, found.line, found.function, found.calls) == ("program.py", 2, "row", 1)
-    assert (found.nbytes > 0) == (result != "shared")
+    assert (found.nbytes > 0) == (result in ("copied", "moved"))
     if result != "moved" and "opencl" not in target and hasattr(made, "__array__"):
         assert is_shared(call, made) == (result == "shared")
 

@@ -608,6 +608,31 @@ def test_a_library_that_is_imported_while_it_is_watched(tmp_path):
     )
 
 
+def test_arrays_of_a_device_whose_address_is_not_known(tmp_path):
+    """They are not said to be copied: jax does not tell an address of a GPU without a wait."""
+    for name, address in (("toya", 0), ("toyb", 4096)):
+        (tmp_path / f"{name}.py").write_text(
+            "class Array: pass\ndef take(x):\n    made = Array()\n    return made\n"
+        )
+        (tmp_path / f"{name}_bridge.py").write_text(
+            "from dlbridge.libraries import Exchange, Library\n"
+            f'LIBRARY = Library("{name}", ("{name}.Array",), exchanges=(Exchange("take", "{name}.Array"),),\n'
+            f'    look=(lambda x: ("gpu:0", "float32", (3,), 12), lambda x: {address}))\n'
+        )
+        install(tmp_path, name, f"[dlbridge.libraries]\n{name} = {name}_bridge:LIBRARY")
+    run_script(
+        f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import numpy, toya, toyb
+        import dlbridge as bridge
+        with bridge.watch() as exchanges:
+            made = toyb.take(toya.Array())
+        assert [(row.result, row.nbytes) for row in exchanges] == [("not seen", 0)], exchanges
+        """
+    )
+
+
 def test_a_thread_that_imports_a_library_whose_description_imports_it(tmp_path):
     """Nothing waits for another thread's import, and no import for the watch."""
     (tmp_path / "gate.py").write_text("import threading\nclosed = threading.Lock()\n")
