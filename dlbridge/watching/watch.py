@@ -34,6 +34,8 @@ def watch(
     fail_on : str or tuple of str
         What raises an `ExchangeError` at the line that does it: ``"host copy"`` (elements are
         copied within the memory of the host), ``"move"`` (to another device), ``"copy"`` (both).
+        Where the result must be read behind the call, and a ``with`` or ``try`` of the program has
+        ended there, the end of the watch raises it.
 
     Returns
     -------
