@@ -55,7 +55,6 @@ def late(site: CallSite, known: Known) -> Begun:
     return Seen(site, known, type(None), NO_KIND, NO_KIND.look(None), False), 0, perf_counter_ns()
 
 
-_MOST_METHODS = 1000
 _MOST_SEEN = 100
 
 _text = lru_cache(maxsize=256)(str)
@@ -71,7 +70,6 @@ class Watcher:
     def __init__(self) -> None:
         self.tables: tuple[Ledger, ...] = ()
         self.callables = Callables()
-        self._methods: dict[tuple[type, str], Known] = {}
 
     def fill(self, *tables: Ledger) -> None:
         """Fill *tables* from now on."""
@@ -193,13 +191,7 @@ class Watcher:
         if cls is not BuiltinMethodType:
             return None, UNSEEN
         owner = callee.__self__
-        key = type(owner), callee.__name__
-        found = self._methods.get(key)
-        if found is None:
-            found = self.callables.find(getattr(*key, None))
-            if found is not None and len(self._methods) < _MOST_METHODS:
-                self._methods[key] = found
-        return found, owner
+        return self.callables.find(getattr(type(owner), callee.__name__, None)), owner
 
     def in_place(
         self, error: ExchangeError | None, site: CallSite, code: CodeType, offset: int

@@ -45,8 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
                 runpy.run_module(arguments.program, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(str(script.absolute()), run_name="__main__")
-    except SystemExit as exc:
-        code = _exit_code(exc)
     except Exception as exc:
         code = 1
         if isinstance(exc, ExchangeError) and "watch(fail_on=...)" in str(exc):
@@ -71,19 +69,12 @@ def _report(exc: Exception) -> None:
 _RUNNERS = (__file__, runpy.run_path.__code__.co_filename)
 
 
-def _exit_code(exc: SystemExit) -> int:
-    if exc.code is None or isinstance(exc.code, int):
-        return exc.code or 0
-    print(exc.code, file=sys.stderr)
-    return 1
-
-
 def _tell(exchanges: Exchanges, file: str | None) -> None:
     if file is None:
-        print(exchanges)
+        print(exchanges, flush=True)
         return
     text = json.dumps(exchanges.as_dict(), indent=2)
     if file == "-":
-        print(text)
+        print(text, flush=True)
     else:
         Path(file).write_text(f"{text}\n", encoding="utf-8")
