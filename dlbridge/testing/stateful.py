@@ -419,6 +419,19 @@ class TensorMachine(RuleBasedStateMachine):
         """Whether one more tensor may be made."""
         return len(self._live) < AT_ONCE
 
+    # No lambdas: hypothesis 6.100 parses the whole file for one, each time it asks.
+    def has_several(self) -> bool:
+        """Whether a tensor may go."""
+        return len(self._live) > 4
+
+    def has_device_views(self) -> bool:
+        """Whether the host can read the memory of a device."""
+        return bool(self._views - {self.devices[0]})
+
+    def has_streams(self) -> bool:
+        """Whether there are other streams than those of the devices."""
+        return bool(self.streams)
+
     def _device(self, number: int) -> str:
         return self.devices[(number + 1) % len(self.devices)]  # of two, the host is the rarer one
 
@@ -509,7 +522,7 @@ class TensorMachine(RuleBasedStateMachine):
         except dlbridge.ExchangeError:  # a driver may look at the address, which differs each time
             return of.part()
 
-    @precondition(lambda self: len(self._live) > 4)
+    @precondition(has_several)
     @rule(of=consumes(tensors))
     def drop(self, of: _Live) -> None:
         """One tensor less; the memory of its views stays."""
@@ -782,7 +795,7 @@ class TensorMachine(RuleBasedStateMachine):
                 del host  # the view ends with the block
         of.bits[...] = _bits(raw, of.shape, of.dtype)
 
-    @precondition(lambda self: self._views - {self.devices[0]})
+    @precondition(has_device_views)
     @rule(into=tensors, of=tensors)
     def copy_from_view(self, into: _Live, of: _Live) -> None:
         """From the host view of a tensor: refused where the memory is that of the target."""
@@ -802,7 +815,7 @@ class TensorMachine(RuleBasedStateMachine):
                 del host
         into.codes[...] = of.codes.copy()
 
-    @precondition(lambda self: self.streams)
+    @precondition(has_streams)
     @rule(device=numbers, which=numbers)
     def use_stream(self, device: int, which: int) -> None:
         """Another stream for all that follows."""

@@ -27,6 +27,13 @@ class Kit(BackendTests):
     name = "ext_dev"
 
 
+def test_no_precondition_of_the_random_operations_is_a_lambda():
+    """hypothesis 6.100 parses the file of a lambda each time it asks it: they did not end."""
+    source = Path(dlbridge.testing.__file__).with_name("stateful.py").read_text(encoding="utf-8")
+    assert "@precondition(" in source
+    assert "@precondition(lambda" not in source
+
+
 def test_without_a_probe_the_kit_says_what_it_cannot_see(monkeypatch):
     """It passed for a `synchronize` that does nothing, without a word."""
     monkeypatch.delenv("DLBRIDGE_FAKE_DELAY_US", raising=False)
