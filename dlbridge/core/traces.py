@@ -27,23 +27,19 @@ def traces_of_this_thread() -> list[Any]:
 
 
 _log: Any = None
-
-
-def logger() -> Any:
-    """The logger ``dlbridge``; None while nobody has imported logging, and so asked for a log."""
-    global _log
-    if "logging" in modules:
-        import logging
-
-        _log = logging.getLogger("dlbridge")
-    return _log
+"""The logger ``dlbridge``; None while nobody has imported logging, and so asked for a log."""
 
 
 def is_recording() -> bool:
     """Whether a trace of this thread, or the log, takes what is copied now."""
+    global _log
     if TRACES and traces_of_this_thread():
         return not INSIDE.copy
-    log = _log or ("logging" in modules and logger())
+    if _log is None and "logging" in modules:
+        import logging
+
+        _log = logging.getLogger("dlbridge")
+    log = _log
     if not log or (log.level or log.parent.level) > 10:  # before what takes five times as long
         return False
     return log.isEnabledFor(10) and not INSIDE.copy

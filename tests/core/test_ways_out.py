@@ -234,16 +234,6 @@ INCOMING = {
             ["x.apply(lambda column: pandas.factorize(column)[0])"],
         ),
     },
-    "polars": {
-        "several types": (
-            "polars.DataFrame({'name': [1], 'other': [1.5]})",
-            ["x['name']", "x.cast(polars.Float64)"],
-        ),
-        "numbers beside texts": (
-            "polars.DataFrame({'name': [1], 'other': ['a']})",
-            ["x['name']", "x.select(polars.selectors.numeric())"],
-        ),
-    },
     "dask.array": {
         "dask": ("dask.array.ones(3)", ["x.compute()"]),
     },

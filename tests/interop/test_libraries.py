@@ -921,7 +921,7 @@ def test_what_is_refused_is_refused_in_a_list():
     there = bridge.to_device(np.ones(2), "ext_dev:0")
     for x, way_out in (
         (pyarrow.table({"a": [BIG], "b": [1.5]}), r"several types \(double, int64\)"),
-        (there, r"to_device\(t, 'cpu'\)"),
+        (there, r"dlbridge.tree_to_device\(x, device\) moves each"),
     ):
         with pytest.raises(BufferError, match=way_out):
             bridge.asarray([x])

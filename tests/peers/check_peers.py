@@ -212,6 +212,8 @@ def test_null_values_and_mixed_columns():
         ("polars.DataFrame({'a': [1, None]})", "x.fill_null(value)"),
         ("polars.DataFrame({'name': [1], 'b': [1.5]})", "x['name']"),
         ("polars.DataFrame({'name': [1], 'b': [1.5]})", "x.cast(polars.Float64)"),
+        ("polars.DataFrame({'name': [1], 'b': ['a']})", "x['name']"),
+        ("polars.DataFrame({'name': [1], 'b': ['a']})", "x.select(polars.selectors.numeric())"),
         ("polars.DataFrame({'name': ['a']})", "x['name'].cast(polars.Categorical).to_physical()"),
         ("polars.DataFrame({'name': [0]}).cast(polars.Date)", "x['name'].to_physical()"),
         ("polars.DataFrame({'a': [1]}).lazy()", "x.collect()"),

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.public import for_guests, public
-from dlbridge.core.traces import INSIDE, is_recording, logger, traces_of_this_thread
+from dlbridge.core.traces import INSIDE, is_recording, traces_of_this_thread
 from dlbridge.core.values.text import bytes_text, html_table
 
 if TYPE_CHECKING:
@@ -225,8 +225,10 @@ def _record(plan: Plan, seconds: float) -> None:
     plan.where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
     for active in traces_of_this_thread():
         active.plans.append(plan)
-    if plan.nbytes and (log := logger()):
-        log.debug("%s: %s; %s", plan._head(), plan.reasons, plan.took)
+    if plan.nbytes and "logging" in sys.modules:
+        import logging
+
+        logging.getLogger("dlbridge").debug("%s: %s; %s", plan._head(), plan.reasons, plan.took)
 
 
 @for_guests
