@@ -175,7 +175,7 @@ class Watcher:
         if not note and where not in HOST and device in HOST:
             note = "waits for the device"
         dtype = _text(what[1]).removeprefix(f"{kind.library}.")
-        key = seen.site, kind.name, where, target, dtype, len(what[2]), verdict
+        key = seen.site.place, kind.name, where, target, dtype, len(what[2]), verdict
         return key, nbytes if verdict in ("copied", "moved") else 0, note
 
     def known(self, callee: Any) -> tuple[Known | None, Any]:
@@ -214,10 +214,10 @@ class Watcher:
 
 
 def _error(seen: Seen, key: RowKey, nbytes: int, forbidden: str) -> ExchangeError:
-    site, source, where, target, dtype, _, verdict = key
+    (file, line, function), source, where, target, dtype, _, verdict = key
     name = seen.known.exchange.name.rpartition(":")[2]
     return ExchangeError(
-        f"{short(site.filename)}:{site.line}, in {site.function}: {name} of "
+        f"{short(file)}:{line}, in {function}: {name} of "
         f"{text_of(source, where)}, {dtype} {tuple(seen.what[2])}, is a {forbidden} ({nbytes} "
         f"bytes {verdict} to {target}), which watch(fail_on=...) forbids; share the memory "
         "(dlbridge.explain says what hinders it), or do this outside of the watch"

@@ -20,9 +20,8 @@ class CallSite:
     """One call in the code of a program. It holds no code and no frame."""
 
     __slots__ = (
-        *("after", "argument", "arguments", "awaited", "callee", "code", "filename", "function"),
-        *("how", "is_followed", "last", "line", "name", "offset", "parameter", "quiet", "seen"),
-        "until",
+        *("after", "argument", "arguments", "awaited", "callee", "code", "how", "is_followed"),
+        *("last", "name", "offset", "parameter", "place", "quiet", "seen", "until"),
     )
 
     after: int
@@ -37,7 +36,7 @@ class CallSite:
     """Those that need only be counted."""
 
     def __init__(self, code: CodeType, line: int | None, offset: int) -> None:
-        self.filename, self.function, self.line = code.co_filename, code.co_qualname, line or 0
+        self.place = code.co_filename, line or 0, code.co_qualname
         self.code, self.offset = id(code), offset
         self.after, self.how, self.name = -1, "lost", ""
         self.until = -1  # the next offset that stores into `name`; 0: one before; -1: none

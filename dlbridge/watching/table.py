@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from dlbridge.errors import ExchangeError
 
-    from .sites import CallSite
-
 
 @public_in("dlbridge")
 class ExchangeRow(NamedTuple):
@@ -88,9 +86,9 @@ class Sum:
 HOST = ("cpu", "cuda_host", "cuda_managed", "rocm_host")
 
 
-RowKey = tuple["CallSite", str, str, str, str, int, str]
-"""What has one row: the call, the class and the device of the source, the target, the dtype, the
-number of dimensions and the result."""
+RowKey = tuple[tuple[str, int, str], str, str, str, str, int, str]
+"""What has one row: the file, line and function of the call, the class and the device of the source,
+the target, the dtype, the number of dimensions and the result."""
 
 
 class Ledger:
@@ -131,20 +129,16 @@ class Ledger:
 
     def rows(self) -> list[ExchangeRow]:
         """The rows; those that took longest first."""
-        merged: dict[tuple[Any, ...], Sum] = {}
+        merged: dict[RowKey, Sum] = {}
         for of_thread in self._sums.copy().values():
-            for (site, *kind), each in of_thread.copy().items():
-                key = (site.filename, site.line, site.function, *kind)
+            for key, each in of_thread.copy().items():
                 row = merged.setdefault(key, Sum(each.shape, each.note))
                 row.add(each.shape, each.nbytes, each.calls, each.ns)
         found = []
-        for fields, row in merged.items():
-            file, line, function, kind, device, target, dtype, _, result = fields
+        for (place, kind, device, target, dtype, _, result), row in merged.items():
             source = kind if device == "cpu" else f"{kind} {device}"
             shape, sums = tuple(row.shape), (row.nbytes, row.calls, row.ns / 1e9, row.note)
-            found.append(
-                ExchangeRow(file, line, function, source, target, dtype, shape, result, *sums)
-            )
+            found.append(ExchangeRow(*place, source, target, dtype, shape, result, *sums))
         return sorted(found, key=lambda row: (-row.seconds, row.file, row.line))
 
     def notes(self) -> list[str]:

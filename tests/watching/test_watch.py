@@ -264,6 +264,27 @@ def test_memory_does_not_grow():
     assert grown < 20_000
 
 
+def test_memory_does_not_grow_with_code_that_is_compiled_anew():
+    def evaluated(n):
+        for _ in range(n):
+            scope = {"function": bridge.asarray, "x": np.zeros(1)}
+            exec(compile("made = function(x)", "same.py", "exec"), scope)
+
+    with bridge.watch() as exchanges:
+        evaluated(50)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            evaluated(500)
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+    (row,) = exchanges.rows
+    assert row.calls == 550
+    assert grown < 50_000
+
+
 def test_exceptions_of_descriptions_do_not_reach_the_program(monkeypatch):
     from dlbridge.watching import exchanges as module
 
