@@ -87,7 +87,7 @@ HOST = ("cpu", "cuda_host", "cuda_managed", "rocm_host")
 
 
 RowKey = tuple[tuple[str, int, str], str, str, str, str, int, str]
-"""What has one row: the file, line and function of the call, the class and the device of the source,
+"""What has one row: the file, line and function of the call, the class and device of the source,
 the target, the dtype, the number of dimensions and the result."""
 
 
