@@ -137,8 +137,9 @@ class Ledger:
         found = []
         for (place, kind, device, target, dtype, _, result), row in merged.items():
             source = kind if device == "cpu" else f"{kind} {device}"
-            shape, sums = tuple(row.shape), (row.nbytes, row.calls, row.ns / 1e9, row.note)
-            found.append(ExchangeRow(*place, source, target, dtype, shape, result, *sums))
+            fields = (*place, source, target, dtype, tuple(row.shape), result)
+            sums = row.nbytes, row.calls, row.ns / 1e9, row.note
+            found.append(ExchangeRow(*fields, *sums))
         return sorted(found, key=lambda row: (-row.seconds, row.file, row.line))
 
     def notes(self) -> list[str]:
