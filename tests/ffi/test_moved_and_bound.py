@@ -154,6 +154,8 @@ def test_objects_are_not_made_of_their_address(again):
     made = ffi.get_global_func("ffi.GetKwargsObject")()
     with pytest.raises(TypeError):
         again(made)
+    with pytest.raises(TypeError, match="neither pickled nor deep-copied"):
+        again(made._handle)
 
 
 def test_an_opaque_object_that_C_holds_twice():

@@ -129,6 +129,7 @@ def test_what_cannot_be_lent_is_refused_as_ever(echo, apply):
     with pytest.raises(ExchangeError, match=r"argument 0 \(numpy\.ndarray\) is read-only"):
         echo(fixed)
     assert echo(ffi.readonly(fixed)).readonly
+    assert repr(ffi.readonly(3)) == "dlbridge.ffi.readonly(3)"
     assert list(apply(lambda x: x.tolist(), torch.ones(2, requires_grad=True))) == [1, 1]
     with pytest.raises(Exception, match="meta"):
         echo(torch.ones(2, device="meta"))

@@ -163,9 +163,6 @@ class Absent:
         self._name = name
         self._instead = instead
 
-    def __repr__(self) -> str:
-        return f"<not there: {self._instead}>"  # what `help` shows
-
     def __get__(self, _tensor: object, cls: type) -> NoReturn:
         raise AttributeError(
             f"{cls.__name__!r} object has no attribute {self._name!r}; {self._instead}"

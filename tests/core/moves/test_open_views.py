@@ -17,6 +17,7 @@ import dlbridge as bridge
 from dlbridge.core.tensor.memory import open_views
 from dlbridge.extending import LOADED
 from tests.support.expected_parts import backend_or_skip
+from tests.support.peers import peer
 
 
 @pytest.fixture
@@ -179,3 +180,16 @@ def test_an_array_of_the_view_keeps_the_memory(tensor, place, made_by):
     del t, h
     gc.collect()
     assert kept[0].tolist() == list(map(float, range(6)))[-len(kept[0]) :]
+
+
+def test_a_consumer_of_the_exchange_table_keeps_the_view_open_as_long_as_it_reads(tensor):
+    """The structs that were made for it go with the block, and not before it has dropped them."""
+    tvm_ffi = peer("tvm_ffi")
+    with tensor.host_view() as h:
+        assert tvm_ffi.from_dlpack(h).shape == (6,)
+    with pytest.raises(BufferError, match="expired"):
+        np.from_dlpack(h)
+    with pytest.raises(BufferError, match="still used by 1"), tensor.host_view() as h:
+        held = tvm_ffi.from_dlpack(h)
+    del h
+    assert np.from_dlpack(held).tolist() == [0, 1, 2, 3, 4, 5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 import warnings
 from pathlib import Path
 
@@ -191,3 +192,10 @@ def test_what_is_tried_on_a_device_that_the_host_reads(load):
         raise DeviceMemoryError("no room")
 
     load(base=Written, name="cuda_host", device_type=3, allocate=full)
+
+
+def test_help_shows_what_a_protocol_declares_and_nothing_of_typing():
+    shown = pydoc.plain(pydoc.render_doc(protocol.Backend))
+    assert "copy_to_host(" in shown
+    assert "__init_subclass__" not in shown
+    assert "_is_protocol" not in shown
