@@ -119,12 +119,16 @@ test-all: $(VENV)/.test
 	$(BIN)/python tests/pythons.py --all --peers
 	$(MAKE) test-core test-backends SELECTED="$(ALL)"
 
+COVERED = COVERAGE_FILE=$(abspath build/coverage/data) $(MAKE) PYTEST='$(BIN)/python -m coverage run -m pytest -q -p tests.support.saved_coverage'
+
 # What the tests run of each room, and by name what they do not, into build/coverage.md: each night.
 # A test that counts calls or replaces the trace function may fail under it, and fails nothing here.
 coverage: $(VENV)/.test
 	$(BIN)/pip install -q $(VERSIONS) coverage
 	rm -rf build/coverage && mkdir -p build/coverage
-	-COVERAGE_FILE=$(abspath build/coverage/data) $(MAKE) -k test-core test-backends PYTEST='$(BIN)/python -m coverage run -m pytest -q -p tests.support.saved_coverage'
+	-$(COVERED) test-core
+	@# Each by itself: a test that fails ends test-backends.
+	-for name in $(BACKENDS) $(LARGE); do $(COVERED) test-backends BACKENDS=$$name LARGE=; done
 	cd build/coverage && $(abspath $(BIN))/python -m coverage combine -q --rcfile=$(abspath pyproject.toml) --data-file=data .
 	$(BIN)/python -m coverage json -q --data-file=build/coverage/data -o build/coverage/report.json
 	$(BIN)/python tests/support/coverage_rooms.py build/coverage/report.json > build/coverage.md

@@ -417,6 +417,7 @@ CASES = {
             lambda: bridge.ones(3).data,
             r"no attribute 'data'; t\.data_ptr\(\) .*t\.operand\(\)",
         ),
+        "an operand without its tensor": (bridge.Operand, r"not made .* use tensor\.operand\(\)"),
         "a conversion by torch's name": (
             lambda: bridge.ones(3).half(),
             r"no attribute 'half'; dlbridge\.astype",
