@@ -114,6 +114,7 @@ CASES = {
         ),
     },
     TypeError: {
+        "an operand without its tensor": (bridge.Operand, r"not made .* use tensor\.operand\(\)"),
         "what is no producer of DLPack": (
             lambda: bridge.from_dlpack(b"ab"),
             r"bytes has no __dlpack__.* dlbridge\.asarray also takes .* libraries .* describe$",
@@ -417,7 +418,6 @@ CASES = {
             lambda: bridge.ones(3).data,
             r"no attribute 'data'; t\.data_ptr\(\) .*t\.operand\(\)",
         ),
-        "an operand without its tensor": (bridge.Operand, r"not made .* use tensor\.operand\(\)"),
         "a conversion by torch's name": (
             lambda: bridge.ones(3).half(),
             r"no attribute 'half'; dlbridge\.astype",
