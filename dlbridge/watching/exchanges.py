@@ -175,7 +175,7 @@ class Watcher:
         if not note and where not in HOST and device in HOST:
             note = "waits for the device"
         dtype = _text(what[1]).removeprefix(f"{kind.library}.")
-        key = seen.site.place, kind.name, where, target, dtype, len(what[2]), verdict
+        key = seen.site.position, kind.name, where, target, dtype, len(what[2]), verdict
         return key, nbytes if verdict in ("copied", "moved") else 0, note
 
     def known(self, callee: Any) -> tuple[Known | None, Any]:

@@ -21,7 +21,7 @@ class CallSite:
 
     __slots__ = (
         *("after", "argument", "arguments", "awaited", "callee", "code", "how", "is_followed"),
-        *("last", "name", "offset", "parameter", "place", "quiet", "seen", "until"),
+        *("last", "name", "offset", "parameter", "position", "quiet", "seen", "until"),
     )
 
     after: int
@@ -36,7 +36,7 @@ class CallSite:
     """Those that need only be counted."""
 
     def __init__(self, code: CodeType, line: int | None, offset: int) -> None:
-        self.place = code.co_filename, line or 0, code.co_qualname
+        self.position = code.co_filename, line or 0, code.co_qualname
         self.code, self.offset = id(code), offset
         self.after, self.how, self.name = -1, "lost", ""
         self.until = -1  # the next offset that stores into `name`; 0: one before; -1: none
@@ -57,8 +57,8 @@ class CallSite:
         """Whether an exception at *offset* of its *code* goes where one of the call would go."""
         read: Any = dis.Bytecode(code)
         mine, its = (
-            [each.target for each in read.exception_entries if each.start <= place < each.end]
-            for place in (self.offset, offset)
+            [each.target for each in read.exception_entries if each.start <= at < each.end]
+            for at in (self.offset, offset)
         )
         return mine == its
 

@@ -134,13 +134,13 @@ class Ledger:
             for key, each in of_thread.copy().items():
                 row = merged.setdefault(key, Sum(each.shape, each.note))
                 row.add(each.shape, each.nbytes, each.calls, each.ns)
-        found = []
-        for (place, kind, device, target, dtype, _, result), row in merged.items():
+        listed = []
+        for (position, kind, device, target, dtype, _, result), row in merged.items():
             source = kind if device == "cpu" else f"{kind} {device}"
-            fields = (*place, source, target, dtype, tuple(row.shape), result)
+            fields = (*position, source, target, dtype, tuple(row.shape), result)
             sums = row.nbytes, row.calls, row.ns / 1e9, row.note
-            found.append(ExchangeRow(*fields, *sums))
-        return sorted(found, key=lambda row: (-row.seconds, row.file, row.line))
+            listed.append(ExchangeRow(*fields, *sums))
+        return sorted(listed, key=lambda row: (-row.seconds, row.file, row.line))
 
     def notes(self) -> list[str]:
         """What was noted, for the foot of the table."""
