@@ -205,7 +205,9 @@ def empty_cache():
 
 def memory_allocated(index=None):
     """The bytes of tensors, on one device or on all of them."""
-    return sum(each.key[2] for each in list(_blocks.values()) if index in (None, each.key[0]))
+    # `values()` fails where another thread makes a block meanwhile.
+    blocks = [each() for each in _blocks.valuerefs()]
+    return sum(each.key[2] for each in blocks if each and index in (None, each.key[0]))
 
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
