@@ -112,7 +112,9 @@ class OneAPI(Sycl, HostViews, ThroughHost):
 
     def from_native(self, obj: Any) -> NativeArray | None:
         """The description of *obj*, once its own queue is done; None for other objects."""
-        described = getattr(obj, "__sycl_usm_array_interface__", None)
+        described = None
+        with suppress(Exception):  # an object of others may raise for any name
+            described = obj.__sycl_usm_array_interface__
         if not isinstance(described, dict):
             return None
         self.call(self.call(self.dpctl.memory.as_usm_memory, obj).sycl_queue.wait)
