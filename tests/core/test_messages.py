@@ -196,6 +196,10 @@ CASES = {
             lambda: bridge.empty(3, "bf16"),
             r"\(did you mean 'bfloat16'\?\)",
         ),
+        "a dtype whose bytes are meant as bits": (
+            lambda: bridge.empty(3, "f16"),
+            r"'f16' is a number of bytes to numpy; for 16 bits, 'float16'",
+        ),
         "a dtype in capitals": (
             lambda: bridge.empty(3, "Bfloat16"),
             r"\(did you mean 'bfloat16'\?\)",
