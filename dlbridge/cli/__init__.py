@@ -1,7 +1,6 @@
-"""The command line: info, doctor, explain, watch, demo, bench, conformance, new-backend.
+"""The command line: info, doctor, explain, watch, demo, bench, conformance, new-backend."""
 
-A guest: it uses public names only. May import: `diagnosis`, `errors`, `extending`, `protocol`.
-"""
+# A guest: it uses public names only. May import: `diagnosis`, `errors`, `extending`, `protocol`.
 
 from __future__ import annotations
 

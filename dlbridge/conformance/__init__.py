@@ -1,7 +1,6 @@
-"""Does a library do what DLPack asks of a producer and of a consumer? One case for each rule.
+"""Does a library do what DLPack asks of a producer and of a consumer? One case for each rule."""
 
-A guest: it uses public names only. May import: `abi`, `errors`, `extending`, `protocol`.
-"""
+# A guest: it uses public names only. May import: `abi`, `errors`, `extending`, `protocol`.
 
 from __future__ import annotations
 

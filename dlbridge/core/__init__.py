@@ -3,8 +3,10 @@
 `values` and `dlpack` say what a tensor is in C, `plugins` where it may be; `tensor`
 is the tensor itself. It comes in and goes out by DLPack (`libraries`, `interfaces`) and moves
 (`moves`); `dlbridge.api` puts that together. Anything in here may change; what is public stands one
-level up. May import: `errors`, `kit`, `protocol`.
+level up.
 """
+
+# May import: `errors`, `kit`, `protocol`.
 
 from __future__ import annotations
 

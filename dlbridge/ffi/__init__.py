@@ -3,10 +3,10 @@
 Names and behaviour are those of the tvm_ffi package where the thing is the
 same. Importing this loads nothing; each name is loaded at its first use, and
 the first one loads libtvm_ffi.
-
-A guest: it uses public names only. May import: `abi`, `api`, `errors`, `extending`, `interop`,
-`kit`, `protocol`.
 """
+
+# A guest: it uses public names only. May import: `abi`, `api`, `errors`, `extending`, `interop`,
+# `kit`, `protocol`.
 
 from __future__ import annotations
 

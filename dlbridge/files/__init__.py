@@ -1,4 +1,3 @@
-"""Tensors from files and to files: safetensors, numpy's two formats, and GGUF.
+"""Tensors from files and to files: safetensors, numpy's two formats, and GGUF."""
 
-A guest: it uses public names only. May import: `api`, `errors`, `extending`, `kit`.
-"""
+# A guest: it uses public names only. May import: `api`, `errors`, `extending`, `kit`.

@@ -1,7 +1,5 @@
 """Parts for authors of backends: what several backends have in common.
 
-May import: `errors`, `protocol`.
-
 For any driver, and for a library in Python over one. Begin with `resources` if you call a C API;
 the objects of a library in Python own themselves (`dlbridge.protocol.PlainAllocation`):
 
@@ -34,3 +32,5 @@ make complete backends from it. Each part is a module of its own and can be used
 ``backends/oneapi`` and ``backends/torch`` on the first. A part that one backend only would use is
 in that backend.
 """
+
+# May import: `errors`, `protocol`.

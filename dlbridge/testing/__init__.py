@@ -10,10 +10,10 @@
 
 It needs pytest and, for `TensorMachine` and the test that runs it, hypothesis (``pip install
 dlbridge[testing]``).
-
-A guest: it uses public names only. May import: `abi`, `conformance`, `errors`, `extending`, `ffi`,
-`protocol`.
 """
+
+# A guest: it uses public names only. May import: `abi`, `conformance`, `errors`, `extending`,
+# `ffi`, `protocol`.
 
 from __future__ import annotations
 

@@ -1,4 +1,3 @@
-"""Exchanges of arrays in a program, whoever makes them: `dlbridge.watch` and its plug-in.
+"""Exchanges of arrays in a program, whoever makes them: `dlbridge.watch` and its plug-in."""
 
-A guest: it uses public names only. May import: `errors`, `extending`, `kit`.
-"""
+# A guest: it uses public names only. May import: `errors`, `extending`, `kit`.

@@ -1,4 +1,3 @@
-"""The C side of DLPack: structs, capsules, other libraries' exchange tables.
+"""The C side of DLPack: structs, capsules, other libraries' exchange tables."""
 
-May import: `core.implementation_details`, `core.values`, `errors`, `protocol`.
-"""
+# May import: `core.implementation_details`, `core.values`, `errors`, `protocol`.

@@ -1,5 +1,4 @@
-"""DLPack in and out in Python: producers, our exchange table; native objects of backends.
+"""DLPack in and out in Python: producers, our exchange table; native objects of backends."""
 
-May import: `core.dlpack`, `core.implementation_details`, `core.libraries`, `core.moves`,
-`core.plugins`, `core.tensor`, `core.values`, `errors`, `kit`, `protocol`.
-"""
+# May import: `core.dlpack`, `core.implementation_details`, `core.libraries`, `core.moves`,
+# `core.plugins`, `core.tensor`, `core.values`, `errors`, `kit`, `protocol`.

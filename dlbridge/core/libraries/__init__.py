@@ -1,4 +1,3 @@
-"""The class of a library's description, and which library an array is of.
+"""The class of a library's description, and which library an array is of."""
 
-May import: `core.plugins`, `core.tensor`, `core.values`, `errors`.
-"""
+# May import: `core.plugins`, `core.tensor`, `core.values`, `errors`.

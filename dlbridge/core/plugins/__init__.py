@@ -1,5 +1,4 @@
-"""Backends: how they are looked up, which one serves a device, its streams; the CPU backend.
+"""Backends: how they are looked up, which one serves a device, its streams; the CPU backend."""
 
-May import: `core.dlpack`, `core.implementation_details`, `core.values`, `errors`, `kit`,
-`protocol`.
-"""
+# May import: `core.dlpack`, `core.implementation_details`, `core.values`, `errors`, `kit`,
+# `protocol`.

@@ -1,5 +1,4 @@
-"""The tensor: metadata, the memory under it and its owner, views.
+"""The tensor: metadata, the memory under it and its owner, views."""
 
-May import: `core.dlpack`, `core.implementation_details`, `core.plugins`, `core.values`, `errors`,
-`kit`, `protocol`.
-"""
+# May import: `core.dlpack`, `core.implementation_details`, `core.plugins`, `core.values`,
+# `errors`, `kit`, `protocol`.

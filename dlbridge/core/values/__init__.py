@@ -1,4 +1,3 @@
-"""Immutable values: layouts, dtypes, devices. No memory, no C.
+"""Immutable values: layouts, dtypes, devices. No memory, no C."""
 
-May import: `errors`, `protocol`.
-"""
+# May import: `errors`, `protocol`.
