@@ -166,9 +166,7 @@ def _lanes(tensor: Tensor, target: DType) -> tuple[DType, DType]:
         try:
             _ = lane.numpy
         except ExchangeError as exc:
-            raise ExchangeError(
-                f"astype converts the types of numpy and ml_dtypes, and {lane} is none: {exc}"
-            ) from exc
+            raise ExchangeError(f"astype cannot convert {lane}: {exc}") from exc
     return lanes[0], lanes[1]
 
 

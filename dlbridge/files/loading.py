@@ -499,9 +499,14 @@ def _format_of(source: Source) -> str:
     look_for_text(source)
     kind = os.path.splitext(source.path)[1].lower().removeprefix(".")  # noqa: PTH122 - it is a str
     if kind not in {*_MAGICS.values(), "safetensors"}:
+        import mimetypes  # for the message only
+
+        way = "save it in one of these by the library that wrote it"
+        if (mimetypes.guess_type(source.path)[0] or "").startswith("image/"):
+            way = f"for a picture, dlbridge.asarray(PIL.Image.open({source.path!r}))"
         raise FileError(
             f"{source.path} begins with {first[:8]!r}, so it is not a safetensors, .npy, .npz or "
-            "GGUF file: save it in one of these by the library that wrote it"
+            f"GGUF file: {way}"
         )
     return kind  # whose reader says what is wrong with it
 

@@ -450,7 +450,10 @@ def _check_elements(
     if address == 0:
         wrong = "data is NULL, and there are elements; check what the allocation returned"
     elif not 0 < address < 1 << 64:
-        wrong = f"data {address} is not an address, which is an unsigned 64-bit number"
+        wrong = (
+            f"data {address} is not an address, which is an unsigned 64-bit number (ctypes cuts "
+            "the pointer that a function f gives until f.restype = ctypes.c_void_p is set)"
+        )
     elif where.is_address and address < _PAGE:
         wrong = f"data {address} is not an address: no system maps the first page; pass the pointer"
     elif byte_offset < 0:

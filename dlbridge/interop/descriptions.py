@@ -282,6 +282,8 @@ def _check_image(tensor: Tensor, _device: Device) -> None:
         way = "t.reshape(1, -1) is a picture of one row"
     elif tensor.ndim == 3 and tensor.shape[0] in planes:
         way = "t.transpose(1, 2, 0) puts the channels last"
+    elif tensor.shape[-1] in _IMAGES["uint8"]:
+        way = "colours are bytes: dlbridge.astype(t, 'uint8') of values from 0 to 255"
     else:
         way = "t[0] is the first of several"
     channels = f", or three with {', '.join(map(str, planes))} channels" if any(planes) else ""

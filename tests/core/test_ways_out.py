@@ -473,6 +473,11 @@ TO_LIBRARY = {
         bridge.full(4, 1, "uint4"),
         ["dlbridge.astype(dlbridge.to_device(t, 'cpu'), 'float32')"],
     ),
+    "PIL, colours of floats": (
+        "PIL",
+        bridge.ones((4, 4, 3), "float32"),
+        ["dlbridge.astype(t, 'uint8')"],
+    ),
     "jax, complex32": ("jax", bridge.empty(4, "complex32"), ["t.view('float32')"]),
 }
 

@@ -325,6 +325,9 @@ def test_the_contents_say_the_format_and_then_the_name(tmp_path):
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(bridge.FileError, match="not a safetensors"):
             bridge.load(tmp_path / name)
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    with pytest.raises(bridge.FileError, match=r"asarray\(PIL\.Image\.open\('.*a\.png'\)\)"):
+        bridge.load(tmp_path / "a.png")
     for suffix in ("npy", "npz", "gguf", "safetensors"):
         (tmp_path / f"b.{suffix}").write_bytes(b"")
         with pytest.raises(bridge.FileError, match=f"b.{suffix}"):

@@ -714,7 +714,7 @@ def _find_numpy(ours: DType) -> np.dtype[Any]:
         theirs = np.dtype(ours.name)
     else:
         way_out = (
-            "use the raw bytes: t.tobytes() of a tensor t gives them, and "
+            "use the raw bytes: t.view('uint8'), or t.tobytes(), of a tensor t gives them, and "
             f"dlbridge.asarray(raw).view('{ours}') takes them"
         )
         if ours.lanes != 1:
