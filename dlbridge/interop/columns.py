@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.abi import address_of
 from dlbridge.errors import ExchangeError
-from dlbridge.extending import HOST_ONLY, Library, exchanges, origin_of, with_article
+from dlbridge.extending import (
+    HOST_ONLY,
+    Library,
+    exchanges,
+    native_dtypes,
+    origin_of,
+    with_article,
+)
 from dlbridge.interop.arrow import ARROW_TYPES, pyarrow_class
 
 from .descriptions import by_numpy
@@ -131,6 +140,30 @@ def _values_of_pandas(x: Any, copy: bool | None) -> Any:
     return values
 
 
+def _look_pandas(x: Any) -> tuple[object, object, tuple[int, ...], int]:
+    dtypes = {x.dtype} if x.ndim == 1 else set(x.dtypes)
+    if len(dtypes) != 1:
+        return "cpu", "", x.shape, 0
+    (dtype,) = dtypes
+    _require_numpy(dtype)
+    return "cpu", dtype, x.shape, x.size * dtype.itemsize
+
+
+def _address_pandas(x: Any) -> int:
+    if x.ndim == 1:
+        _require_numpy(x.dtype)
+    else:
+        first, last = (x.iloc[:, column].to_numpy() for column in (0, -1))
+        if first.base is not last.base:
+            return 0  # the columns are apart: all of them would be a copy
+    return address_of(_values_of_pandas(x, copy=False))
+
+
+def _require_numpy(dtype: Any) -> None:
+    if hasattr(dtype, "na_value"):
+        raise ExchangeError(f"{dtype} is a type of pandas")
+
+
 def _make_pandas(array: Any) -> Any:
     import pandas
 
@@ -152,6 +185,7 @@ PANDAS = by_numpy(
         *exchanges("numpy.ndarray", "Series.to_numpy DataFrame.to_numpy Index.to_numpy"),
         *exchanges("list", "Series.tolist Series.to_list Index.tolist", "copied"),
     ),
+    look=(_look_pandas, _address_pandas),
 )
 
 
@@ -241,6 +275,34 @@ def _expose_pyarrow(x: Any, copy: bool | None) -> Any:
     return matrix
 
 
+@lru_cache(maxsize=1)
+def _plain_pyarrow() -> dict[int, str]:
+    """Types of plain elements: pyarrow's number -> the name of one of numbers."""
+    import pyarrow
+
+    times = ("DATE32", "DATE64", "TIME32", "TIME64", "TIMESTAMP", "DURATION")
+    names = {getattr(pyarrow.lib, f"Type_{name}"): "" for name in times}
+    return {**names, **{pyarrow.type_for_alias(name).id: name for name in ARROW_TYPES}}
+
+
+def _look_pyarrow(x: Any) -> tuple[object, object, tuple[int, ...], int]:
+    kind, count = x.type, len(x)
+    name = _plain_pyarrow()[kind.id]
+    if not x.is_cpu:
+        raise ExchangeError("the array is not in the host's memory")
+    return "cpu", name or kind, (count,), count * (kind.bit_width // 8)
+
+
+def _address_pyarrow(x: Any) -> int:
+    if isinstance(x, pyarrow_class("ChunkedArray")):
+        if x.num_chunks != 1:
+            return 0
+        x = x.chunk(0)
+    _look_pyarrow(x)
+    address: int = x.buffers()[1].address + x.offset * (x.type.bit_width // 8)
+    return address
+
+
 def _expose_polars(x: Any, copy: bool | None) -> Any:
     """The series itself, which exports Arrow; a matrix of a DataFrame's columns."""
     if type(x).__name__ == "LazyFrame":
@@ -269,6 +331,25 @@ def _expose_polars(x: Any, copy: bool | None) -> Any:
         return x.to_numpy(allow_copy=copy is not False)
     except RuntimeError as exc:
         raise _apart(x) from exc
+
+
+def _view_polars(x: Any) -> Any:
+    try:
+        return x.to_numpy(allow_copy=False)
+    except RuntimeError:
+        return None  # it would be a copy: of several chunks, or with null values
+
+
+def _look_polars(x: Any) -> tuple[object, object, tuple[int, ...], int]:
+    array = _view_polars(x)
+    if array is not None and array.dtype in native_dtypes():
+        return "cpu", array.dtype, array.shape, array.nbytes
+    return "cpu", getattr(x, "dtype", ""), x.shape, x.estimated_size()
+
+
+def _address_polars(x: Any) -> int:
+    array = _view_polars(x)
+    return 0 if array is None else address_of(array)
 
 
 def _make_polars(tensor: Tensor) -> Any:
@@ -315,6 +396,7 @@ PYARROW = Library(
         *exchanges("pandas.DataFrame", "Table.to_pandas"),
         *exchanges("list", "Array.to_pylist Array.tolist ChunkedArray.to_pylist", "copied"),
     ),
+    look=(_look_pyarrow, _address_pyarrow),
 )
 
 POLARS = PYARROW._replace(
@@ -335,4 +417,5 @@ POLARS = PYARROW._replace(
         *exchanges("pandas.DataFrame", "DataFrame.to_pandas"),
         *exchanges("list", "Series.to_list", "copied"),
     ),
+    look=(_look_polars, _address_polars),
 )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from dlbridge import DLDeviceType
+from dlbridge import DLDeviceType, device_of
+from dlbridge.abi import address_of
 from dlbridge.errors import ExchangeError
 from dlbridge.extending import (
     ALL_HOST,
@@ -20,6 +21,7 @@ from dlbridge.extending import (
     Exchange,
     Library,
     exchanges,
+    native_dtypes,
     origin_of,
     with_article,
 )
@@ -310,6 +312,22 @@ def by_numpy(name: str, *arrays: str, **facts: Any) -> Library:
     )
 
 
+def _view_tensorflow(x: Any) -> Any:
+    if ":CPU:" not in x.device:
+        raise ExchangeError(f"the buffer of a tensor on {x.device} would be a copy")
+    import numpy as np
+
+    array = np.asarray(memoryview(x))
+    if array.dtype not in native_dtypes():
+        raise ExchangeError(f"numpy has no {x.dtype}")
+    return array
+
+
+def _look_tensorflow(x: Any) -> tuple[object, object, tuple[int, ...], int]:
+    array = _view_tensorflow(x)
+    return "cpu", array.dtype, array.shape, array.nbytes
+
+
 _TENSOR = "dlbridge.core.tensor.tensor:Tensor"
 _ARRAY_TENSOR = "dlbridge.core.tensor.array_tensor:ArrayTensor"
 _EAGER = "tensorflow.python.framework.ops:EagerTensor"
@@ -366,6 +384,7 @@ SMALL = {
                 *exchanges("tensorflow.Tensor", "constant convert_to_tensor"),
                 *exchanges("numpy.ndarray", f"{_EAGER}.numpy"),
             ),
+            look=(_look_tensorflow, lambda x: address_of(_view_tensorflow(x))),
         ),
         Library(
             "paddle",
@@ -433,6 +452,7 @@ SMALL = {
                 Exchange("array.to_device", "pyopencl.Array", argument="ary"),
                 *exchanges("numpy.ndarray", "array.Array.get"),
             ),
+            look=(lambda x: (str(device_of(x)), x.dtype, x.shape, x.nbytes), lambda _x: 0),
         ),
         Library(
             "cuda.core",
@@ -521,6 +541,7 @@ SMALL = {
             check=_check_image,
             copies=True,
             exchanges=exchanges("PIL.Image", "Image.fromarray"),
+            look=(lambda x: ("cpu", x.mode, x.size, 0), lambda _x: 0),  # its array is a copy
         ),
         Library(
             "array_api_strict",

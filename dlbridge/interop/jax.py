@@ -156,20 +156,23 @@ def _check(tensor: Tensor, device: Device) -> None:
         )
 
 
+@lru_cache(maxsize=64)
+def _device(sharding: Any) -> str:
+    places = sharding.device_set
+    if len(places) > 1:
+        return f"{len(places)} devices"
+    (place,) = places
+    return "cpu" if place.platform == "cpu" else f"{place.platform}:{place.id}"
+
+
 def _look(x: Any) -> tuple[object, object, tuple[int, ...], int]:
-    places = x.devices()
-    (place,) = places if len(places) == 1 else (None,)
-    if place is None:
-        device = f"{len(places)} devices"
-    else:
-        device = "cpu" if place.platform == "cpu" else f"{place.platform}:{place.id}"
-    return device, x.dtype, x.shape, x.nbytes
+    dtype = x.dtype
+    return _device(x.sharding), dtype, x.shape, x.size * dtype.itemsize
 
 
 def _address(x: Any) -> int:
     # Elsewhere it would wait for the work.
-    on_host = {place.platform for place in x.devices()} == {"cpu"}
-    address: int = x.unsafe_buffer_pointer() if on_host else 0
+    address: int = x.unsafe_buffer_pointer() if _device(x.sharding) == "cpu" else 0
     return address
 
 

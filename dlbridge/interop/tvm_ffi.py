@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from dlbridge import dtype as as_dtype
 from dlbridge.abi import DLPACK_VERSION, is_plain_host, wrap_plain
 from dlbridge.extending import (
     ALL_HOST,
@@ -20,7 +22,7 @@ from dlbridge.extending import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlbridge import Tensor
+    from dlbridge import DType, Tensor
 
 
 def _importer(cls: type) -> Callable[[Any], Tensor]:
@@ -49,6 +51,22 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
     return from_tvm_ffi if versioned else import_from_host
 
 
+@lru_cache(maxsize=64)
+def _element(dtype: str) -> DType:
+    return as_dtype(str(dtype))
+
+
+def _look(x: Any) -> tuple[object, object, tuple[int, ...], int]:
+    device, dtype = str(x.device), _element(x.dtype)
+    device = "cpu" if device == "cpu:0" else device
+    return device, dtype.name, tuple(x.shape), dtype.nbytes(x.numel())
+
+
+def _address(x: Any) -> int:
+    address: int = x.data_ptr() if x.__dlpack_device__()[0] in ALL_HOST else 0
+    return address
+
+
 LIBRARY = Library(
     "tvm_ffi",
     ("tvm_ffi.Tensor",),
@@ -57,4 +75,5 @@ LIBRARY = Library(
     keeps_types=True,
     host_types=ALL_HOST,
     exchanges=exchanges("tvm_ffi.Tensor", "from_dlpack", "shared"),
+    look=(_look, _address),
 )

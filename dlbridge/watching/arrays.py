@@ -227,7 +227,7 @@ def what_of(kind: Kind, x: Any) -> What:
     try:
         return kind.look(x)
     except unless_handler(Exception):
-        return _other(x)
+        return _look_by_dlbridge(x)
 
 
 def address_of(kind: Kind, x: Any) -> int:
@@ -235,7 +235,7 @@ def address_of(kind: Kind, x: Any) -> int:
     try:
         return kind.address(x)
     except unless_handler(Exception):
-        return 0
+        return _address_by_dlbridge(x)
 
 
 def _first(x: Any) -> Any:
@@ -255,10 +255,13 @@ def _look_by_dlbridge(x: Any) -> What:
     """By dlbridge itself, without a copy."""
     import dlbridge as bridge
 
-    where = bridge.device_of(x)
-    if not where.is_host:
-        return str(where), x.dtype, tuple(x.shape), x.nbytes
-    t = bridge.asarray(x, copy=False)
+    try:
+        where = bridge.device_of(x)
+        if not where.is_host:
+            return str(where), x.dtype, tuple(x.shape), x.nbytes
+        t = bridge.asarray(x, copy=False)
+    except unless_handler(Exception):
+        return _other(x)
     device = "cpu" if str(where) == "cpu:0" else str(where)
     return device, t.dtype.name, t.shape, t.nbytes
 
@@ -266,7 +269,10 @@ def _look_by_dlbridge(x: Any) -> What:
 def _address_by_dlbridge(x: Any) -> int:
     import dlbridge as bridge
 
-    return bridge.asarray(x, copy=False).data_ptr() if bridge.device_of(x).is_host else 0
+    try:
+        return bridge.asarray(x, copy=False).data_ptr() if bridge.device_of(x).is_host else 0
+    except unless_handler(Exception):
+        return 0
 
 
 def _other(x: Any) -> What:

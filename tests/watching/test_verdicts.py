@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 
@@ -50,10 +51,15 @@ ROWS = [
     ("j.tolist()", JAX, "list", "copied"),
     ("tvm_ffi.from_dlpack(t)", TORCH, FFI, "shared", "C"),
     ("torch.from_dlpack(v)", FFI, TORCH, "shared"),
+    ("bridge.to_device(far_ffi, 'cpu')", f"{FFI} ext_dev:0", OURS, "moved"),
     ("np.from_dlpack(v)", FFI, NUMPY, "shared"),
     ("pyarrow.array(a)", NUMPY, ARROW, "shared", "C"),
     ("arrow.to_numpy()", ARROW, NUMPY, "shared", "C"),
+    ("dates.to_numpy()", ARROW, NUMPY, "shared", "C"),
+    ("nulls.to_numpy(zero_copy_only=False)", ARROW, NUMPY, "copied", "C"),
+    ("bits.to_numpy(zero_copy_only=False)", ARROW, NUMPY, "copied", "C"),
     ("chunks.to_numpy()", "pyarrow.ChunkedArray", NUMPY, "copied", "C"),
+    ("chunk.to_numpy()", "pyarrow.ChunkedArray", NUMPY, "shared", "C"),
     ("arrow.to_pylist()", ARROW, "list", "copied", "C"),
     ("arrow.tolist()", ARROW, "list", "copied", "C"),
     ("pandas.Series(a)", NUMPY, SERIES, "copied"),
@@ -61,10 +67,18 @@ ROWS = [
     ("pandas.DataFrame({'x': a}, copy=False)", f"dict of {NUMPY}", FRAME, "shared"),
     ("pandas.Series(a, copy=False)", NUMPY, SERIES, "shared"),
     ("series.to_numpy()", SERIES, NUMPY, "shared"),
+    ("series_of_dates.to_numpy()", SERIES, NUMPY, "shared"),
+    ("series_of_objects.to_numpy()", SERIES, NUMPY, "shared"),
+    ("series_of_integers.to_numpy()", SERIES, NUMPY, "shared"),
+    ("series_with_none.to_numpy()", SERIES, NUMPY, "copied"),
     ("frame.to_numpy()", FRAME, NUMPY, "copied"),
+    ("matrix.to_numpy()", FRAME, NUMPY, "shared"),
     ("torch.tensor(series)", SERIES, TORCH, "copied"),
     ("polars.Series(a)", NUMPY, POLARS, "shared"),
     ("column.to_numpy()", POLARS, NUMPY, "shared"),
+    ("column_of_dates.to_numpy()", POLARS, NUMPY, "shared"),
+    ("column_with_none.to_numpy()", POLARS, NUMPY, "copied"),
+    ("column_in_parts.to_numpy()", POLARS, NUMPY, "copied"),
     ("column.to_torch()", POLARS, TORCH, "copied"),
     ("column.to_arrow()", POLARS, ARROW, "shared"),
     ("np.asarray(image)", IMAGE, NUMPY, "copied"),
@@ -119,21 +133,9 @@ def world():
         import tvm_ffi
 
         found |= {"tvm_ffi": tvm_ffi, "v": tvm_ffi.from_dlpack(a)}
-    if find_spec("pyarrow"):
-        import pyarrow
-
-        arrow = pyarrow.array(a)
-        chunks = pyarrow.chunked_array([arrow, arrow])
-        found |= {"pyarrow": pyarrow, "arrow": arrow, "chunks": chunks}
-    if find_spec("pandas"):
-        import pandas
-
-        frame = pandas.DataFrame({"x": a, "y": np.arange(64)})
-        found |= {"pandas": pandas, "series": pandas.Series(a), "frame": frame}
-    if find_spec("polars"):
-        import polars
-
-        found |= {"polars": polars, "column": polars.Series(a)}
+        if "far" in found:
+            found["far_ffi"] = tvm_ffi.from_dlpack(found["far"])
+    found |= columns(a)
     if find_spec("PIL"):
         import PIL.Image
 
@@ -143,6 +145,40 @@ def world():
         import tensorflow
 
         found |= {"tensorflow": tensorflow, "eager": tensorflow.constant(a)}
+    return found
+
+
+def columns(a):
+    """Those of pyarrow, pandas and polars."""
+    found = {}
+    times = np.zeros(64, "datetime64[us]")
+    if find_spec("pyarrow"):
+        import pyarrow
+
+        arrow = pyarrow.array(a)
+        chunks = pyarrow.chunked_array([arrow, arrow])
+        found |= {"pyarrow": pyarrow, "arrow": arrow, "chunks": chunks}
+        found["dates"] = pyarrow.array(times)
+        found["nulls"] = pyarrow.array([1, None])
+        found["bits"] = pyarrow.array([True, False])
+        found["chunk"] = pyarrow.chunked_array([arrow])
+    if find_spec("pandas"):
+        import pandas
+
+        frame = pandas.DataFrame({"x": a, "y": np.arange(64)})
+        found |= {"pandas": pandas, "series": pandas.Series(a), "frame": frame}
+        found["matrix"] = pandas.DataFrame(np.zeros((8, 8)))
+        found["series_of_dates"] = pandas.Series(times)
+        found["series_of_objects"] = pandas.Series([1, "a"], dtype=object)
+        found["series_of_integers"] = pandas.Series([1, 2], dtype="Int64")
+        found["series_with_none"] = pandas.Series([1, None], dtype="Int64")
+    if find_spec("polars"):
+        import polars
+
+        found |= {"polars": polars, "column": polars.Series(a)}
+        found["column_of_dates"] = polars.Series(times)
+        found["column_with_none"] = polars.Series([1, None])
+        found["column_in_parts"] = polars.concat([polars.Series([1]), polars.Series([2])])
     return found
 
 
@@ -164,29 +200,17 @@ def called(call):
     return scope["row"]
 
 
+SERIES = ("series_of_dates", "series_of_objects", "series_of_integers", "series_with_none")
+COLUMNS = ("column_of_dates", "column_with_none", "column_in_parts")
 NAMES = {
     **dict.fromkeys(("torch", "t", "tensors", "one", "to_torch"), "torch"),
     **dict.fromkeys(("jax", "jnp", "j"), "jax"),
     **dict.fromkeys(("tvm_ffi", "v"), "tvm_ffi"),
-    **dict.fromkeys(("pyarrow", "arrow", "chunks"), "pyarrow"),
-    **dict.fromkeys(("pandas", "series", "frame"), "pandas"),
+    **dict.fromkeys(("pyarrow", "arrow", "chunk", "chunks", "dates", "nulls", "bits"), "pyarrow"),
+    **dict.fromkeys(("pandas", "series", "frame", "matrix", *SERIES), "pandas"),
     # No peers of the tests (`pyproject.toml`): they are tested where they are.
-    **dict.fromkeys(
-        (
-            "polars",
-            "column",
-            "image",
-            "PIL",
-            "pixels",
-            "tensorflow",
-            "eager",
-            "queue",
-            "cl_array",
-            "there",
-            "far",
-        ),
-        "",
-    ),
+    **dict.fromkeys(("polars", "column", *COLUMNS, "image", "PIL", "pixels"), ""),
+    **dict.fromkeys(("tensorflow", "eager", "queue", "cl_array", "there", "far", "far_ffi"), ""),
 }
 
 
@@ -216,14 +240,20 @@ def is_shared(call, made):
     variables = world()
     (name,) = {*compile(call, "row", "eval").co_names} & {
         *("a", "t", "j", "v", "arrow", "series", "column", "ours", "eager", "image", "frame"),
-        *("chunks", "tensors", "arrays"),
+        *("chunks", "tensors", "arrays", "chunk", "dates", "nulls", "bits", "matrix"),
+        *(*SERIES, *COLUMNS),
     }
     given = variables[name]
     given = given[0] if isinstance(given, list) else given
-    views = [
-        np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x) for x in (given, made)
-    ]
-    return np.shares_memory(*views)
+    return np.shares_memory(view(given), view(made))
+
+
+def view(x):
+    """Numpy's array on the memory of *x*, also of dates and objects, which DLPack has not."""
+    if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
+        with suppress(BufferError, TypeError):
+            return np.from_dlpack(x)
+    return np.asarray(x)
 
 
 def test_there_are_forty_exchanges():
