@@ -150,13 +150,14 @@ def _look_pandas(x: Any) -> tuple[object, object, tuple[int, ...], int]:
 
 
 def _address_pandas(x: Any) -> int:
+    import numpy as np
+
     if x.ndim == 1:
         _require_numpy(x.dtype)
     else:
-        first, last = (x.iloc[:, column].to_numpy() for column in (0, -1))
-        if first.base is not last.base:
-            return 0  # the columns are apart: all of them would be a copy
-    return address_of(_values_of_pandas(x, copy=False))
+        x = x.iloc[:1]  # the columns may be apart: to_numpy() would copy all of them
+    values = x.to_numpy()
+    return address_of(values) if np.may_share_memory(values, x.to_numpy()) else 0
 
 
 def _require_numpy(dtype: Any) -> None:
@@ -298,8 +299,10 @@ def _address_pyarrow(x: Any) -> int:
         if x.num_chunks != 1:
             return 0
         x = x.chunk(0)
-    _look_pyarrow(x)
-    address: int = x.buffers()[1].address + x.offset * (x.type.bit_width // 8)
+    kind, data = x.type, x.buffers()[1]
+    if kind.id not in _plain_pyarrow() or not data.is_cpu:
+        raise ExchangeError(f"{kind} has no plain memory of the host")
+    address: int = data.address + x.offset * (kind.bit_width // 8)
     return address
 
 

@@ -1,6 +1,6 @@
 """What `dlbridge.watch` costs: ``python tests/benchmarks/watching.py [--write]``.
 
-The processor time of the thread, so that other processes do not count; the least of five rounds
+The processor time of the thread, so that other processes do not count; the least of seven rounds
 each, watched and not watched in turns. `--write` writes docs/benchmarks/watch.md: run it by each
 CPython that has torch.
 """
@@ -11,6 +11,7 @@ import platform
 import re
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -50,39 +51,58 @@ def torch_calls(n=20_000, x=SMALL):
         x = torch.relu(x + 1).abs()
 
 
-def from_numpy(n=30_000, x=ARRAY):
-    for _ in range(n):
-        y = torch.from_numpy(x)
-    return y
+def exchange(call, **names):
+    """A loop of *call*, whose result goes into a variable."""
+    scope = {"np": np, "torch": torch, **names}
+    text = f"def loop(n=10_000, x=x):\n for _ in range(n):\n  y = {call}\n return y"
+    exec(compile(text, "loop.py", "exec"), scope)
+    return f"`{call}`", scope["loop"]
 
 
-def item(n=30_000, x=NUMBER):
-    for _ in range(n):
-        x.item()
+def rows():
+    """What is measured; of libraries that are not here nothing."""
+    yield "a Python function in a loop", global_function
+    yield "the same, `f = abs` before the loop", hoisted_function
+    yield "the same, of a parameter", parameter
+    yield "operations of torch on 4 numbers", torch_calls
+    yield exchange("torch.from_numpy(x)", x=ARRAY)
+    yield exchange("x.item()", x=NUMBER)
+    yield "`np.asarray(x)`, of torch", exchange("np.asarray(x)", x=TENSOR)[1]
+    yield "`np.asarray(x)`, of numpy: no exchange", exchange("np.asarray(x)", x=ARRAY)[1]
+    yield exchange("bridge.asarray(x)", x=ARRAY, bridge=bridge)
+    if find_spec("jax"):
+        import jax
 
+        j = jax.numpy.ones(1000)
+        yield "`np.asarray(x)`, of jax", exchange("np.asarray(x)", x=j)[1]
+    if find_spec("tvm_ffi"):
+        import tvm_ffi
 
-def asarray(n=30_000, x=TENSOR):
-    for _ in range(n):
-        y = np.asarray(x)
-    return y
+        yield exchange("tvm_ffi.from_dlpack(x)", x=TENSOR, tvm_ffi=tvm_ffi)
+    if find_spec("pyarrow"):
+        import pyarrow
 
+        yield "`x.to_numpy()`, of pyarrow", exchange("x.to_numpy()", x=pyarrow.array(ARRAY))[1]
+    if find_spec("pandas"):
+        import pandas
 
-def own_array(n=30_000, x=ARRAY):
-    for _ in range(n):
-        y = np.asarray(x)
-    return y
+        series, frame = pandas.Series(ARRAY), pandas.DataFrame({"a": ARRAY, "b": ARRAY})
+        yield "`x.to_numpy()`, of a pandas.Series", exchange("x.to_numpy()", x=series)[1]
+        yield "`x.to_numpy()`, of a pandas.DataFrame", exchange("x.to_numpy()", x=frame)[1]
+    if find_spec("polars"):
+        import polars
 
+        yield "`x.to_numpy()`, of polars", exchange("x.to_numpy()", x=polars.Series(ARRAY))[1]
+    if find_spec("PIL"):
+        import PIL.Image
 
-ROWS = [
-    ("a Python function in a loop", global_function),
-    ("the same, `f = abs` before the loop", hoisted_function),
-    ("the same, of a parameter", parameter),
-    ("operations of torch on 4 numbers", torch_calls),
-    ("`torch.from_numpy(a)`", from_numpy),
-    ("`t.item()`", item),
-    ("`np.asarray(t)`, of torch", asarray),
-    ("`np.asarray(a)`, no exchange", own_array),
-]
+        image = PIL.Image.new("RGB", (64, 64))
+        yield "`np.asarray(x)`, of PIL", exchange("np.asarray(x)", x=image)[1]
+    if find_spec("tensorflow"):
+        import tensorflow
+
+        eager = tensorflow.ones(1000)
+        yield "`np.asarray(x)`, of tensorflow", exchange("np.asarray(x)", x=eager)[1]
 
 
 def seconds(function):
@@ -94,7 +114,7 @@ def seconds(function):
 def measured(function):
     """Nanoseconds for each turn, not watched and watched."""
     rounds = []
-    for _ in range(5):
+    for _ in range(7):
         alone = seconds(function)
         with bridge.watch():
             rounds.append((alone, seconds(function)))
@@ -102,10 +122,11 @@ def measured(function):
 
 
 def main():
-    lines = ["| a turn of a loop with | ns | watched | ratio |", "|---|--:|--:|--:|"]
-    for name, function in ROWS:
+    lines = ["| a turn of a loop with | ns | watched | more | ratio |", "|---|--:|--:|--:|--:|"]
+    for name, function in rows():
         alone, watched = measured(function)
-        lines.append(f"| {name} | {alone:.0f} | {watched:.0f} | {watched / alone:.2f} |")
+        numbers = f"{alone:.0f} | {watched:.0f} | {watched - alone:.0f} | {watched / alone:.2f}"
+        lines.append(f"| {name} | {numbers} |")
         print(lines[-1], flush=True)
     if "--write" in sys.argv:
         version = platform.python_version()
