@@ -5,14 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from time import perf_counter_ns
-from types import (
-    BuiltinFunctionType,
-    BuiltinMethodType,
-    FunctionType,
-    MethodDescriptorType,
-    MethodType,
-    ModuleType,
-)
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -198,15 +191,12 @@ class Monitor(Watcher):
 
     def _call(self, site: CallSite, code: CodeType, offset: int, callee: Any, x: Any) -> Any:
         """Begin an exchange, if the call of *callee* is one."""
-        cls, found = type(callee), self.callables
-        known = found.table.get(callee) if id(cls) in found.types else None
+        found = self.callables
+        known = found.table.get(callee) if id(type(callee)) in found.types else None
         if known is None:
-            is_bound = cls is MethodType or cls is BuiltinMethodType
-            if not is_bound or type(callee.__self__) is ModuleType:
-                return self._quiet(site, code, offset) if site.parameter else None
             known, x = self.method(callee)
             if known is None:
-                return None
+                return self._quiet(site, code, offset) if site.parameter else None
         begun = late(site, known) if known.is_late else self.begun(site, known, x)
         if begun is not None:
             if known.code is None:

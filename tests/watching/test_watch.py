@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import json
 import subprocess
@@ -513,8 +514,16 @@ def test_a_parameter_of_a_function_that_runs_twice_at_once():
     assert row.calls == 5
 
 
+class Steps:
+    def one(self, x):
+        return x
+
+
 @pytest.mark.skipif(not MONITORING, reason="sys.monitoring came with CPython 3.12")
-def test_a_tight_loop_makes_few_events(monkeypatch):
+@pytest.mark.parametrize(
+    "callee", [abs, {}.get, Steps().one, Steps().one.__call__, str, functools.partial(abs)]
+)
+def test_a_tight_loop_makes_few_events(monkeypatch, callee):
     """Costs: a tight loop of plain Python calls, whose callee is a parameter, too."""
     from dlbridge.watching import monitoring
 
@@ -537,7 +546,7 @@ def test_a_tight_loop_makes_few_events(monkeypatch):
     monkeypatch.delitem(sys.modules, "greenlet", raising=False)
     with bridge.watch():
         for _ in range(3):
-            loop(abs)
+            loop(callee)
     assert seen.count("loop") < 500
 
 
