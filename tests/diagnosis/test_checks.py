@@ -12,6 +12,8 @@ import pytest
 
 from dlbridge.diagnosis import checks, files, report, trials
 from tests.support.packages import install
+from tests.support.peers import peer
+from tests.support.scripts import run_command
 
 
 def states(findings):
@@ -178,6 +180,29 @@ def test_backends_with_the_same_reason_are_one_finding(monkeypatch):
 
 def test_a_peer():
     assert trials.try_peer("numpy").state == "ok"
+
+
+@pytest.mark.parametrize("hip", [False, True])
+def test_bindings_that_call_hip_are_named(hip, tmp_path, monkeypatch):
+    """Both packages are ``cuda.bindings``; that of hip-python-interop says so in one attribute."""
+    peer("dlbridge_cuda")
+    bindings = tmp_path / "cuda" / "bindings"
+    bindings.mkdir(parents=True)
+    (bindings / "__init__.py").touch()
+    name, attribute = ("hip-python-interop", "HIP_PYTHON = True") if hip else ("cuda-bindings", "")
+    (bindings / "driver.py").write_text(attribute)
+    install(tmp_path, name, "", version="98.76")
+    chosen = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = run_command("doctor", "--json", "cuda", env=chosen)
+    assert done.stdout.startswith("["), done.stderr
+    (found,) = json.loads(done.stdout)
+    said = "the package cuda.bindings that is here calls HIP, and is of hip-python-interop;"
+    assert (said in found["said"]) == hip, found
+    if hip:
+        assert (done.returncode, found["state"]) == (1, "problem")
+        assert "`pip uninstall hip-python-interop`" in found["remedy"]
+    monkeypatch.syspath_prepend(tmp_path)
+    assert report.packages()[name] == "98.76"
 
 
 # Text -----------------------------------------------------------------------------
