@@ -1,6 +1,6 @@
 """What `dlbridge.watch` costs: ``python tests/benchmarks/watching.py [--write]``.
 
-The processor time of the thread, so that other processes do not count; the least of seven rounds
+The processor time of the thread, so that other processes do not count; the least of fifteen rounds
 each, watched and not watched in turns. `--write` writes docs/benchmarks/watch.md: run it by each
 CPython that has torch.
 """
@@ -114,7 +114,7 @@ def seconds(function):
 def measured(function):
     """Nanoseconds for each turn, not watched and watched."""
     rounds = []
-    for _ in range(7):
+    for _ in range(15):
         alone = seconds(function)
         with bridge.watch():
             rounds.append((alone, seconds(function)))
