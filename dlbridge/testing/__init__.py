@@ -46,6 +46,7 @@ from .backend_refusals import LostTests, RefusalTests
 from .backend_side_effects import SideEffectTests
 from .backend_stateful import StatefulTests
 from .backend_threads import ThreadTests
+from .backend_walk import WalkTests
 
 if TYPE_CHECKING:
     from .stateful import TensorMachine as TensorMachine
@@ -73,6 +74,7 @@ class BackendTests(
     OrderTests,
     MoveTests,
     OverlapTests,
+    WalkTests,
     StatefulTests,
     ExchangeTests,
     NativeTests,

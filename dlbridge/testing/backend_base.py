@@ -13,6 +13,7 @@ import random
 import subprocess
 import sys
 import threading
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,36 @@ def catch(failures: list[BaseException], work: Callable[[], object]) -> None:
         work()
     except BaseException as exc:
         failures.append(exc)
+
+
+ENDS = ("here", "in another thread", "in a cycle", "in a callback")
+"""Where something is dropped."""
+
+
+def drop(held: list[Any], way: str, patience: float) -> None:
+    """Drop what *held* has in one of the ways of `ENDS`."""
+    if way == "here":
+        held.clear()
+    elif way == "in another thread":
+        thread = threading.Thread(target=held.clear, daemon=True)
+        thread.start()
+        thread.join(patience)
+        assert not thread.is_alive(), "the end of what is dropped in another thread hangs"
+    elif way == "in a cycle":
+        cycle: list[object] = [*held]
+        cycle.append(cycle)
+        held.clear()
+        del cycle
+        gc.collect(0)
+    else:
+        last = _Last()
+        weakref.finalize(last, held.clear).atexit = False
+        del last
+        assert not held
+
+
+class _Last:
+    """What calls back when it ends."""
 
 
 def end_quietly(end: Callable[[], object]) -> None:
@@ -235,7 +266,13 @@ class DeviceUnderTest:
 
     def free(self, data: int, last: int | None = None) -> None:
         """Free before the end of the test, last used on the stream *last* or on this one."""
-        self._live.pop(data).stream = self.stream if last is None else last
+        self.take(data, last)
+
+    def take(self, data: int, last: int | None = None) -> Allocation:
+        """The allocation itself, which is then freed with its last reference."""
+        made = self._live.pop(data)
+        made.stream = self.stream if last is None else last
+        return made
 
     def upload(self, data: int, offset: int, source: memoryview) -> None:
         """Enqueue a copy of all bytes of *source* to the device."""
@@ -587,16 +624,20 @@ class BackendCase:
                 device.copy(*spans[::-1])
         return work
 
-    def in_new_process(self, code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    def in_new_process(
+        self, code: str, *arguments: object, environment: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """The result of *code* in a process of its own, after `child_setup` and `SCENE`.
 
-        It is skipped if the device is missing there.
+        It is skipped if the device is missing there. The process has more variables in its
+        *environment*.
         """
         if self.child_setup is None:
             pytest.skip("this kind of device exists in this process only (child_setup is None)")
         given = self.name, self.device_id, self.patience, *arguments
         try:
-            done = run_python(f"{self.child_setup}\n{SCENE}\n{code}", *given, limit=self.patience)
+            whole = f"{self.child_setup}\n{SCENE}\n{code}"
+            done = run_python(whole, *given, limit=self.patience, environment=environment)
         except subprocess.TimeoutExpired as exc:
             said = [
                 bytes(each or b"").decode(errors="replace") for each in (exc.stdout, exc.stderr)

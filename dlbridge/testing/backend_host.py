@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
+import random
 import sys
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from dlbridge.protocol import (
 )
 
 from .backend_base import (
+    ENDS,
     OPERATIONS,
     PAGES,
     BackendCase,
@@ -27,6 +30,7 @@ from .backend_base import (
     are_same,
     drawn,
     drawn_sizes,
+    drop,
     random_bytes,
 )
 
@@ -101,6 +105,51 @@ class HostTests(BackendCase):
                 mine.synchronize()
                 assert are_same(into, begin + content[4:])
                 del work
+
+    def test_many_host_views_at_once(self, device: DeviceUnderTest) -> None:
+        """All of them are the memory, and end in any order and in any thread."""
+        count = drawn(40, 200)
+        data = self.viewable(device, bytes(16 * count))
+        views: list[Any] = []
+        want = bytearray()
+        for at in range(count):
+            given = device.span(data, 16 * at, 16), True, device.stream
+            views.append(device.backend.host_view(*given))
+            want += b"%16d" % at
+        for at, view in enumerate(views):
+            ctypes.memmove(view.data, bytes(want[16 * at :][:16]), 16)
+        del view
+        random.Random(count).shuffle(views)
+        for way in itertools.islice(itertools.cycle(ENDS), count):
+            drop([views.pop()], way, self.patience)
+        assert device.holds(data, want), f"{count} host views at once are not all the memory"
+
+    def test_many_imports_at_once(
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """The same: pages of the host, each of which is imported for itself, while all live."""
+        count, step = drawn(40, 150), mmap.PAGESIZE
+        self.imported(device, host_pages[0])
+        with mmap.mmap(-1, count * step) as pages:
+            pin = ctypes.c_char.from_buffer(pages)
+            address, imports, want = ctypes.addressof(pin), list[Any](), bytearray()
+            try:
+                for at in range(count):
+                    given = device.device_id, address + at * step, step, False, device.stream
+                    with suppress(Error):  # the driver has no room for more
+                        imports.append(device.backend.import_host(*given))
+                for at, made in enumerate(imports):
+                    device.upload(made.data, made.offset, memoryview(b"%16d" % at))
+                    want += b"%16d" % at
+                del made
+                random.Random(count).shuffle(imports)
+                for way in itertools.islice(itertools.cycle(ENDS), len(imports)):
+                    drop([imports.pop()], way, self.patience)
+                got = b"".join(pages[at * step :][:16] for at in range(len(want) // 16))
+            finally:
+                imports.clear()
+                del pin
+        assert are_same(got, want), "imports that live at once are not all the host's memory"
 
     def test_two_host_views_at_once(self, device: DeviceUnderTest) -> None:
         """Two consumers may have the same memory; the end of one does not affect the other."""
@@ -344,13 +393,14 @@ class HostTests(BackendCase):
             device.free(data)
             device.synchronize()
 
+    @pytest.mark.parametrize("way", ENDS)
     def test_end_of_an_import_waits(
-        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap], way: str
     ) -> None:
         """When the import has ended, the owner has its memory back: no work uses it any more.
 
         The work has written what it had to write, and has read what was there. It may be on
-        another stream than the one that the import was made on.
+        another stream than the one that the import was made on, and the import may end anywhere.
         """
         address, pages = host_pages
         half, copies = PAGES // 2, isinstance(device.backend, SupportsCopy)
@@ -367,7 +417,7 @@ class HostTests(BackendCase):
             else:
                 mine.upload(data, first.offset, memoryview(new))
                 mine.download(data, second.offset, memoryview(into))
-            other.free(data, last=mine.stream)
+            drop([other.take(data, last=mine.stream)], way, self.patience)
             written = bytes(pages[:half])
             pages[:] = later = random_bytes(PAGES, seed=2)
             mine.synchronize()

@@ -77,6 +77,12 @@ def resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def threads_of_process() -> int:
+    """How many threads the process has, those of libraries as well where /proc knows them."""
+    folder = Path("/proc/self/task")
+    return len(list(folder.iterdir())) if folder.exists() else threading.active_count()
+
+
 class _Mallinfo2(ctypes.Structure):
     """``struct mallinfo2`` of malloc.h (glibc 2.33)."""
 
@@ -117,7 +123,8 @@ class LeakTests(PublicCase):
         for attempt in range(MEASUREMENTS):
             seen, growth = self._measure(backend, turn, each << attempt)
             assert growth["live allocations"] == 0, seen["live allocations"]
-            assert growth["open files"] < 0.5 / (each << attempt), seen["open files"]
+            for name in ("open files", "threads"):
+                assert growth[name] < 0.5 / (each << attempt), f"{name}: {seen[name]}"
             for name in LIMITS:
                 growth[name] -= of_driver
             most = max(LIMITS, key=lambda name: growth[name] / LIMITS[name])
@@ -132,6 +139,7 @@ class LeakTests(PublicCase):
         counts: dict[str, Callable[[], float]] = {
             "live allocations": lambda: live_allocations(backend),
             "open files": open_files,
+            "threads": threads_of_process,
             "resident bytes": resident_bytes,
             "malloc's bytes": malloc_bytes,
         }
@@ -144,15 +152,20 @@ class LeakTests(PublicCase):
                 seen[name].append(count())
         return seen, {name: slope(values) / each for name, values in seen.items()}
 
-    @pytest.mark.parametrize("freed_by", ["this thread", "another thread", "new threads"])
+    @pytest.mark.parametrize(
+        "freed_by", ["this thread", "another thread", "new threads", "this thread, on a stream"]
+    )
     def test_many_allocations_leak_nothing(
         self, backend: Any, device: DeviceUnderTest, freed_by: str
     ) -> None:
         """Memory and handles are back after each allocate, write and free.
 
-        With new threads, also what a thread has for itself, such as a staging buffer.
+        With new threads, also what a thread has for itself, such as a staging buffer. On a stream
+        of the user's, who never waits for the default stream.
         """
-        content, here = bytes(16384), freed_by == "this thread"
+        content, here = bytes(16384), freed_by.startswith("this thread")
+        if freed_by.endswith("stream"):
+            device = self.own(device)
 
         def use() -> None:
             data = device.allocate(16384)
@@ -179,9 +192,21 @@ class LeakTests(PublicCase):
             of_driver = self.thread_nbytes if freed_by == "new threads" else 0
             self.grows(backend, turn, self.allocations // (1 if here else 4), of_driver)
 
+    def own(self, device: DeviceUnderTest) -> DeviceUnderTest:
+        """The device on a new stream, or a skip."""
+        mine = self.each_stream(device)[-1]
+        if mine is device:
+            pytest.skip("there is one stream (make_stream)")
+        return mine
+
     @pytest.mark.parametrize("nbytes", [16, 4096, 1 << 16])
     def test_host_memory_is_let_go(self, device: DeviceUnderTest, nbytes: int) -> None:
         """After `synchronize` a backend refers to no more than the last of its host buffers."""
+        for mine in self.each_stream(device)[::-1]:
+            self.lets_go(mine, nbytes)
+
+    def lets_go(self, device: DeviceUnderTest, nbytes: int) -> None:
+        """The same on one stream."""
         data = device.allocate(nbytes)
         for copy in (device.upload, device.download):
             buffers: list[Any] = [np.zeros(nbytes, "u1") for _ in range(50)]
@@ -228,6 +253,23 @@ class LeakTests(PublicCase):
             device.synchronize()
 
         self.grows(backend, turn, self.allocations // 16)
+
+    def test_streams_leak_nothing(self, backend: Any, device: DeviceUnderTest) -> None:
+        """Neither threads nor files nor memory stay of streams that were used and have ended."""
+        self.need(backend, SupportsStreams)
+        if self.make_stream(backend, device.device_id) is None:
+            pytest.skip("there is one stream (make_stream)")
+
+        def turn() -> None:
+            stream = self.make_stream(backend, device.device_id)
+            handle = backend.normalize_stream(device.device_id, stream)
+            mine = DeviceUnderTest(backend, device.device_id, handle)
+            mine.free(mine.filled(bytes(4096)))
+            backend.wait(device.device_id, device.stream, handle)
+            mine.synchronize()
+            self.end_stream(backend, device.device_id, stream)
+
+        self.grows(backend, turn, max(self.allocations // 32, ROUNDS))
 
     def test_shared_memory_leaks_nothing(
         self, backend: Any, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]

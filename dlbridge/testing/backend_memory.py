@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from dlbridge.protocol import (
 )
 
 from .backend_base import (
+    ENDS,
     OPERATIONS,
     PAGES,
     RUNS,
@@ -34,6 +36,7 @@ from .backend_base import (
     check_live,
     drawn,
     drawn_sizes,
+    drop,
     live_allocations,
     open_files,
     random_bytes,
@@ -86,7 +89,7 @@ class MemoryTests(BackendCase):
         """If ``data`` is an address, it is aligned as requested."""
         if backend.device_type not in ADDRESS_DEVICES:
             pytest.skip("data is not an address")
-        for alignment in (1, 64, 256, 4096):
+        for alignment in (1, 64, 256, 4096, 1 << 16):
             for nbytes in (1, 100, 5000):
                 assert device.allocate(nbytes, alignment) % alignment == 0
 
@@ -96,6 +99,27 @@ class MemoryTests(BackendCase):
         held = [device.filled(content) for content in contents]
         assert len(set(held)) == len(held)
         assert [device.read(data, 0, 300) for data in held] == contents
+
+    def test_many_memories_at_once(self, device: DeviceUnderTest) -> None:
+        """A thousand memories and more that live hold as many contents."""
+        count, until = drawn(1100, 3000), time.monotonic() + 3
+        held: list[int] = []
+        while len(held) < count and time.monotonic() < until:  # no verdict: a slow device has fewer
+            held.append(device.allocate(16))
+            device.upload(held[-1], 0, memoryview(b"%16d" % len(held)))
+        results = [bytearray(16) for _ in held]
+        for data, result in zip(held, results, strict=True):
+            device.download(data, 0, memoryview(result))
+        device.synchronize()
+        assert len({*held}) == len(held)
+        wrong = [at for at, result in enumerate(results, 1) if result != b"%16d" % at]
+        assert wrong == [], f"of {len(held)} memories these have other bytes"
+        before = live_allocations(device.backend)
+        for data in random.Random(count).sample(held, len(held)):
+            device.free(data)
+        device.synchronize()
+        if hasattr(device.backend, "live_allocations"):
+            check_live(device.backend, before - len(held), "after many memories were dropped")
 
     def test_handles_do_not_come_again(self, device: DeviceUnderTest) -> None:
         """More memory is made than 16 bits can number: no handle is that of memory that lives."""
@@ -297,8 +321,8 @@ class TrimTests(BackendCase, needs=SupportsTrim):
         for device in devices:
             held = [device.filled(bytes(NBYTES)) for _ in range(8)]
             assert self.used(device) >= empty[device.device_id] + 8 * NBYTES
-            for data in held:
-                device.free(data)
+            for way, data in zip(itertools.cycle(ENDS), held, strict=False):  # whoever freed it
+                drop([device.take(data)], way, self.patience)
             device.synchronize()
         kept = {device.device_id: self.used(device) for device in devices}
         for device in reversed(devices):

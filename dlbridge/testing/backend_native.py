@@ -13,9 +13,10 @@ import pytest
 
 import dlbridge
 from dlbridge.errors import Error
-from dlbridge.protocol import ADDRESS_DEVICES, NativeArray, SupportsNative
+from dlbridge.protocol import NativeArray, SupportsNative
 
 from .backend_base import DeviceUnderTest, random_bytes
+from .backend_members import same_array
 from .backend_moves import DTYPES, PublicCase, numbers, on_host, packed_tensor, padded_tensor
 
 if TYPE_CHECKING:
@@ -113,20 +114,6 @@ class NativeTests(PublicCase, needs=SupportsNative):
         array = described(device, Owner(device, content), shape)
         return array._replace(offset=offset, strides=strides, readonly=readonly), content
 
-    def same(self, backend: Any, again: NativeArray | None, array: NativeArray) -> None:
-        """Assert that *again* describes the same elements as *array*."""
-        assert again is not None, "from_native does not recognise what to_native returned"
-        assert again.device_id == array.device_id
-        named, given = (again.data, again.offset), (array.data, array.offset)
-        if backend.device_type in ADDRESS_DEVICES:
-            named, given = (sum(named), 0), (sum(given), 0)
-        assert named == given, "from_native(to_native(x)) names other memory than x: data, offset"
-        assert (again.dtype, tuple(again.shape)) == (array.dtype, array.shape)
-        itemsize = dlbridge.dtype(array.dtype).itemsize
-        packed = np.empty(array.shape, f"V{itemsize}").strides
-        strides = packed if again.strides is None else tuple(again.strides)
-        assert strides == (packed if array.strides is None else array.strides)
-
     @pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
     def test_native_types(self, devices: list[DeviceUnderTest], dtype: str) -> None:
         """Type and device are kept, on every device, or refused by an error that says why."""
@@ -135,7 +122,7 @@ class NativeTests(PublicCase, needs=SupportsNative):
             array = described(device, Owner(device, random_bytes(32)), (2,), dtype=dtype)
             native = unless_refused(partial(backend.to_native, array))
             if native is not None:
-                self.same(backend, backend.from_native(native), array)
+                same_array(backend, backend.from_native(native), array)
 
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_native_layouts(self, device: DeviceUnderTest, layout: str) -> None:
@@ -150,7 +137,7 @@ class NativeTests(PublicCase, needs=SupportsNative):
             assert layout != "whole"
             return
         again = backend.from_native(native)
-        self.same(backend, again, array)
+        same_array(backend, again, array)
         assert again.readonly or not array.readonly
         first = content[array.offset : array.offset + ITEMSIZE]
         assert device.read(again.data, again.offset, ITEMSIZE) == first
@@ -167,7 +154,7 @@ class NativeTests(PublicCase, needs=SupportsNative):
             if native is not None:
                 made.append((array, native))
         for array, native in made:
-            self.same(backend, backend.from_native(native), array)
+            same_array(backend, backend.from_native(native), array)
 
     def test_native_of_nothing(self, device: DeviceUnderTest) -> None:
         """An array without elements keeps its shape, or is refused."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import random
 import threading
 import time
 import weakref
@@ -45,6 +47,10 @@ if TYPE_CHECKING:
 
 WORK = {**OPERATIONS, "copy from another device": SupportsCopy}
 """The kinds of work, and the capability that each needs."""
+
+
+SLOT = 4096
+"""Bytes that one piece of work of many has for itself."""
 
 
 class Scene:
@@ -352,6 +358,100 @@ class OrderTests(BackendCase):
             assert are_same(results, contents), f"{nbytes} bytes"
             del work
 
+    def test_each_wait_is_for_its_work(self, device: DeviceUnderTest) -> None:
+        """Hundreds of waits are queued before any work is done; each is for the work before it.
+
+        That is one piece of work, of any kind and length, and any stream waits for any other.
+        """
+        backend = device.backend
+        self.need(backend, SupportsCopy)
+        streams = [device, *self.streams(device)]
+        if streams[1] is device:
+            pytest.skip("there is one stream (make_stream)")
+        chance, count = random.Random(drawn(0, 1 << 30)), drawn(150, 400)
+        writes = [each for each in OPERATIONS if not each.endswith("to_host")]
+        kinds = [each for each in writes if isinstance(backend, OPERATIONS[each])]
+        first, second = (device.filled(bytes(count * SLOT)) for _ in range(2))
+        value, host = device.filled(b"\2" * SLOT), memoryview(b"\2" * SLOT)
+        on, queued = chance.choice(streams), []
+        work = self.busy(on)
+        for at in range(0, count * SLOT, SLOT):
+            kind, nbytes = chance.choice(kinds), chance.choice((16, 600, SLOT))
+            span, whole = device.span(first, at, nbytes), Region((1,), (nbytes,), nbytes)
+            on.run(kind, span, device.span(value, 0, nbytes), host[:nbytes], whole)
+            after = chance.choice([each for each in streams if each is not on])
+            backend.wait(device.device_id, after.stream, on.stream)
+            after.copy(device.span(second, at, nbytes), span)
+            queued.append((at, nbytes, kind, after.stream, on.stream))
+            on = after
+        for each in streams:
+            each.synchronize()
+        got = device.read(second, 0, count * SLOT)
+        for number, (at, nbytes, kind, later, earlier) in enumerate(queued):
+            assert are_same(got[at : at + nbytes], bytes(host[:nbytes])), (
+                f"wait {number} of {count}: stream {later:#x} did not wait for {kind} of {nbytes} "
+                f"bytes on stream {earlier:#x}"
+            )
+        del work
+
+    def test_much_work_at_once(self, device: DeviceUnderTest) -> None:
+        """A thousand pieces of work and more are done in their order, without a wait between them.
+
+        All bytes are written twice, by any kind of work.
+        """
+        for mine in self.each_stream(device):
+            count, values = drawn(550, 1500), (b"\1" * 16, b"\2" * 16)
+            data = mine.filled(bytes(16 * count))
+            sources = [mine.filled(each) for each in values]
+            hosts = [memoryview(each) for each in values]
+            kinds = [
+                each
+                for each in ("copy_from_host", "copy", "fill")
+                if isinstance(mine.backend, OPERATIONS[each])
+            ]
+            work, until = self.busy(mine), time.monotonic() + 3
+            for value, turn in itertools.product(range(2), range(count)):
+                kind = kinds[(turn + value) % len(kinds)]
+                if value == 0 and kind == "fill":  # which writes the value of the second
+                    kind = "copy_from_host"
+                target = mine.span(data, 16 * turn, 16)
+                mine.run(kind, target, mine.span(sources[value], 0, 16), hosts[value], RUNS)
+                if time.monotonic() > until:  # no verdict: a slow device has less
+                    mine.synchronize()
+                    until += 1000
+            got = mine.read(data, 0, 16 * count)
+            wrong = [turn for turn in range(count) if got[16 * turn : 16 * turn + 16] != values[1]]
+            assert wrong == [], f"of {2 * count} pieces of work these are not the last ones"
+            del work
+
+    def test_many_streams_at_once(self, device: DeviceUnderTest) -> None:
+        """The handle of each names that stream, however many others there are."""
+        backend, device_id = device.backend, device.device_id
+        self.need(backend, SupportsStreams)
+        made: list[object] = []
+        count, until = drawn(80, 160), time.monotonic() + 3
+        while len(made) < count and time.monotonic() < until:
+            made.append(self.make_stream(backend, device_id))
+            if made[-1] is None:
+                pytest.skip("there is one stream (make_stream)")
+        self.made = tuple(made)
+        handles = [backend.normalize_stream(device_id, each) for each in made]
+        for handle in handles:
+            backend.synchronize(device_id, handle)
+        for handle in (handles[0], handles[-1], *random.Random(count).sample(handles, 3)):
+            mine, new = device.on(handle), random_bytes(4096)
+            data = mine.filled(bytes(4096))
+            work = self.busy(mine)
+            mine.upload(data, 0, memoryview(new))
+            mine.synchronize()
+            done = self.is_done(backend, device_id, handle, work)
+            assert done in (True, None), (
+                f"with {len(made)} streams, a wait for {handle:#x} was one for another stream"
+            )
+            assert mine.holds(data, new)
+            mine.close()
+            del work
+
     def failing(self, device: DeviceUnderTest) -> None:
         """Queue work that fails on the device's stream, or skip."""
         if not self.failing_work(device.backend, device.device_id, device.stream):
@@ -367,6 +467,11 @@ class OrderTests(BackendCase):
             mine.synchronize()
             data = mine.filled(b"and on")
             assert mine.read(data, 0, 6) == b"and on"
+        self.is_waited_for(device)
+
+    def is_waited_for(self, device: DeviceUnderTest) -> None:
+        """Streams wait for each other."""
+        self.test_wait_orders_two_streams(device)
 
     def test_failed_work_is_said_after_a_wait(self, device: DeviceUnderTest) -> None:
         """A stream that waits for the failed work does not take its error away."""
@@ -528,7 +633,16 @@ class StreamTests(BackendCase, needs=SupportsStreams):
         return stream, block
 
     def test_current_stream_is_the_threads_own(self, device: DeviceUnderTest) -> None:
-        """A stream that one thread makes current is not that of another, nor its own afterwards."""
+        """A stream that one thread makes current is not that of another, nor its own afterwards.
+
+        Whichever thread it is.
+        """
+        self.check_current_stream(device)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(self.check_current_stream, device).result(self.patience)
+
+    def check_current_stream(self, device: DeviceUnderTest) -> None:
+        """The same in the thread that calls this."""
         backend, device_id = device.backend, device.device_id
         stream, block = self.current(backend, device_id)
         with ThreadPoolExecutor(1) as other:

@@ -13,6 +13,7 @@ from .backend_base import PAGES, BackendCase
 if TYPE_CHECKING:
     import mmap
     import subprocess
+    from pathlib import Path
 
     from .backend_base import DeviceUnderTest
 
@@ -92,6 +93,65 @@ assert begun.wait(patience)
 """,
 }
 """Scenes in which a process ends: nothing may crash or hang, and no error is printed."""
+
+FAILS = {
+    "sys.exit(3)": ("sys.exit(3)", 3),
+    "an exception": ("1 / 0", 1),
+    "a test that fails": (
+        """
+import pathlib, pytest
+
+file = pathlib.Path(sys.argv[4], "test_fails.py")
+lines = "def test_it():", "from __main__ import on_host, tensor", "assert on_host(tensor)[7] == 8"
+file.write_text("\\n    ".join(lines))
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-c", os.devnull, str(file)]))
+""",
+        1,
+    ),
+}
+"""How a process fails, and its status then: a program that starts it must hear of it."""
+
+SAME = """
+import json
+backend = load()
+names = ("name", "kind", "uuid", "pci", "memory", "driver")
+known = getattr(backend, "device_info", lambda device_id: {})
+print(json.dumps([
+    {name: known(each).get(name) for name in names} for each in range(backend.device_count())
+]))
+"""
+"""What the devices are."""
+
+FIRST = """
+devices = range(dlbridge.backend(name).device_count()) if "{loaded}" else [device_id]
+ready, failures = threading.Barrier(8), []
+
+def work(number):
+    try:
+        ready.wait()
+        on = f"{{name}}:{{devices[number % len(devices)]}}"
+        tensor = dlbridge.to_device(array + number, on, copy=True)
+        for turn in range(3):
+            again = dlbridge.zeros(array.shape, "float32", on)
+            dlbridge.copy_(again, tensor)
+            assert (on_host(again) == array + number).all(), "other elements"
+    except BackendUnavailable as exc:
+        failures.append(exc)
+    except BaseException as exc:
+        failures.append(exc)
+        raise
+
+sys.setswitchinterval(1e-5)
+threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(patience / 2)
+if failures:
+    print(failures)
+    sys.exit(77 if isinstance(failures[0], BackendUnavailable) else 1)
+"""
+"""Eight threads use the devices at once, which nobody has used in this process before."""
 
 FORK = """
 tensor = start() if "{before}" == "used before" else None
@@ -252,6 +312,31 @@ class ProcessTests(BackendCase):
             before, end, after = out.partition("the end\n")
             assert end, before
             assert not after.strip(), "at its end the process prints what nobody has asked for"
+
+    @pytest.mark.parametrize("how", FAILS)
+    def test_exit_status(
+        self, backend: Any, how: str, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
+        """A process that has used the device and fails ends with the status of its failure."""
+        code, status = FAILS[how]
+        done = self.in_new_process(f"{START}\ntensor = start()\n{code}\n", tmp_path)
+        if done.returncode == 0:  # so would this process, and nobody would hear of the failure
+            request.config.add_cleanup(lambda: os._exit(1))
+        assert done.returncode == status, f"{done.stdout}{done.stderr}"
+
+    def test_devices_are_the_same_in_each_process(self, backend: Any) -> None:
+        """Their number and order, and what is known of them; a UUID is looked for by others."""
+        said = set()
+        for seed in range(3):  # of the order of sets
+            done = self.in_new_process(SAME, environment={"PYTHONHASHSEED": f"{seed}"})
+            assert done.returncode == 0, done.stdout + done.stderr
+            said.add(done.stdout)
+        assert len(said) == 1, "".join(sorted(said))
+
+    @pytest.mark.parametrize("loaded", ["loaded before", ""])
+    def test_first_use_in_threads(self, backend: Any, loaded: str) -> None:
+        """What is made when the device is first used is made once, for all threads."""
+        ends_well(self.in_new_process(START + FIRST.format(loaded=loaded)))
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
     def test_fork_with_shared_memory(self, backend: Any) -> None:

@@ -45,6 +45,7 @@ from .backend_base import (
     live_allocations,
 )
 from .backend_moves import PublicCase, numbers, on_host
+from .backend_walk import goes_on
 
 if TYPE_CHECKING:
     import mmap
@@ -322,6 +323,60 @@ class RefusalTests(PublicCase):
             gc.collect()
             assert seen() is None, f"{what} is kept after the call"
 
+    def test_errors_are_let_go(self, backend: Any, device: DeviceUnderTest) -> None:
+        """An error keeps nothing once it is handled: whoever keeps it keeps the caller's frames."""
+        device_id, unknown = device.device_id, backend.device_count() + 3
+        data = device.filled(bytes(64))
+        calls, beside = Calls(device), device.span(data, 0, 64)._replace(device_id=unknown)
+        tried: dict[str, Callable[[], object]] = {
+            f"{name} on an unknown device": partial(calls.run, name, beside) for name in calls.names
+        }
+        if backend.device_type not in ADDRESS_DEVICES:
+            outside = device.span(data, 1, 64)
+            tried |= {f"{name} outside": partial(calls.run, name, outside) for name in calls.names}
+        tried["too much memory"] = lambda: device.allocate(1 << 62)
+        for member, needs, given in OF_A_DEVICE:
+            if isinstance(backend, needs) and len(given) < 4:
+                tried[member] = partial(getattr(backend, member), unknown, *given)
+        if isinstance(backend, SupportsStreams):
+            tried["no stream"] = partial(backend.normalize_stream, device_id, "no stream")
+            for mine in self.each_stream(device):
+                tried[f"failed work on {mine.stream:#x}"] = partial(self.fails, mine)
+        if isinstance(backend, SupportsDeviceInfo):
+            tried["no name"] = partial(backend.find_device, "no such device, surely")
+        if isinstance(backend, SupportsForeignData):
+            tried["a stranger"] = partial(backend.import_data, device_id, 1, "somebody.else")
+        if isinstance(backend, SupportsHostImport):
+            tried["an odd import"] = lambda: backend.import_host(unknown, 1, 1, True, device.stream)
+        if isinstance(backend, SupportsNative):
+            array = NativeArray(unknown, data, 0, "uint8", (1,), None, readonly=False, owner=None)
+            tried["no native object"] = partial(backend.to_native, array)
+        for what, call in tried.items():
+            seen = frame_of(call)
+            device.synchronize()
+            if seen() is not None:
+                gc.collect()
+            assert seen() is None, f"{what}: the error is kept, and so are the caller's frames"
+
+    def fails(self, device: DeviceUnderTest) -> None:
+        """Have work fail, and be told."""
+        if self.failing_work(device.backend, device.device_id, device.stream):
+            device.synchronize()
+
+
+def frame_of(call: Callable[[], object]) -> weakref.ref[object]:
+    """What is in the frame that *call* was called by, and its error has gone through."""
+
+    def caller() -> None:
+        kept = np.zeros(1)
+        seen.append(weakref.ref(kept))
+        call()
+
+    seen: list[weakref.ref[object]] = []
+    with suppress(Error, ValueError, TypeError, LookupError, MemoryError):
+        caller()
+    return seen[0]
+
 
 class LostTests(BackendCase):
     """Tests of a device that `BackendCase.lose_device` has taken away."""
@@ -342,8 +397,17 @@ class LostTests(BackendCase):
         """Each use raises DeviceLost; memory can be dropped, and never comes back.
 
         The device still counts as one, and the others keep their memory, but for those that are
-        lost with it (`BackendCase.lost_together`).
+        lost with it (`BackendCase.lost_together`). The second loss is as the first one.
         """
+        for _ in range(2):
+            if not self.comes_back(backend, device, devices):
+                return
+            goes_on(self, device)
+
+    def comes_back(
+        self, backend: Any, device: DeviceUnderTest, devices: list[DeviceUnderTest]
+    ) -> bool:
+        """Lose the device, and use it again; False where that needs a new process."""
         gc.collect()
         before, count = live_allocations(backend), backend.device_count()
         together = self.lost_together(backend, device.device_id)
@@ -359,6 +423,7 @@ class LostTests(BackendCase):
             self.look_at(other, its, other.device_id in together)
         assert backend.device_count() >= count
         before_the_loss = DeviceUnderTest(backend, device.device_id, device.stream)
+        came_back = False
         try:
             device.stream = backend.current_stream(device.device_id)  # the last one has ended
             again = device.allocate(256)  # which may open the device again
@@ -371,11 +436,13 @@ class LostTests(BackendCase):
             with pytest.raises(DeviceLost):
                 before_the_loss.read(data, 0, calls.nbytes)
             device.free(again)
+            came_back = True
         for each in (data, calls.other):
             end_quietly(partial(device.free, each))
         check_live(backend, before, "after memory of a lost device was dropped")
         for other in devices:
             self.reopen(other)
+        return came_back
 
     def look_at(self, other: DeviceUnderTest, data: int, is_lost: bool) -> None:
         """Read the memory of another device, and free it."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import decimal
+import faulthandler
 import gc
 import locale
 import logging
+import multiprocessing
 import os
 import random
 import signal
+import socket
 import sys
 import threading
 import time
+import tracemalloc
 import warnings
 from functools import partial
 from pathlib import Path
@@ -33,6 +38,11 @@ from .backend_base import (
 from .backend_members import each_member
 from .backend_moves import PublicCase, numbers, on_host
 from .backend_process import ends_well
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     import mmap
@@ -83,6 +93,8 @@ def state(driver: str = "") -> dict[str, object]:
     Variables of the environment that have the *driver* in their name are its own.
     """
     own = driver.partition("-")[0].upper() or "\0"
+    stack = threading.stack_size()
+    threading.stack_size(stack)  # which the question has changed
     root, tiny = logging.getLogger(), np.array([1e-40], "f4")
     numpy_random: Any = np.random.get_state()
     state: dict[str, object] = {
@@ -102,10 +114,69 @@ def state(driver: str = "") -> dict[str, object]:
         "the root logger": (root.level, root.disabled, root.handlers[:], root.manager.disable),
         "numbers below the smallest normal one": (tiny * np.float32(0.5)).tobytes(),
         "signal handlers": {each: signal.getsignal(each) for each in signal.valid_signals()},
+        "gc.callbacks": gc.callbacks[:],
+        "how processes are started": multiprocessing.get_start_method(allow_none=True),
+        "threading.stack_size": stack,
+        "sys.path": sys.path[:],
+        "the decimal context": repr(decimal.getcontext()),
+        "how sys.stdout and stderr write": [_writes(each) for each in (sys.stdout, sys.stderr)],
+        "logging": [getattr(logging, name, None) for name in LOGGING],
+        **{f"{module.__name__}.{name}()": _asked(module, name) for module, name in GETTERS},
     }
+    if threading.current_thread() is threading.main_thread():
+        state["signal.set_wakeup_fd"] = woken = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(woken)
+    return {**state, **inherited()}
+
+
+def inherited() -> dict[str, object]:
+    """What a process hands on to those that it starts."""
+    umask = os.umask(0o22)
+    os.umask(umask)
+    handed: dict[str, object] = {"the umask": umask}
     if hasattr(os, "sched_getaffinity"):
-        state["the CPUs that the thread may use"] = os.sched_getaffinity(0)
-    return state
+        handed["the CPUs that the thread may use"] = os.sched_getaffinity(0)
+    if hasattr(os, "getpriority"):
+        handed["the priority"] = os.getpriority(os.PRIO_PROCESS, 0)
+    if resource is not None:
+        limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+        handed["limits"] = {each: resource.getrlimit(getattr(resource, each)) for each in limits}
+    status = Path("/proc/thread-self/status")
+    if status.exists():
+        lines = (line.partition(":") for line in status.read_text().splitlines())
+        masks = {name: int(value, 16) for name, _, value in lines if name in SIGNAL_MASKS}
+        # Below 32: C's own library has the others for its threads.
+        handed["signals"] = {name: f"{mask & 0x7FFF_FFFF:#x}" for name, mask in masks.items()}
+    return handed
+
+
+GETTERS: list[tuple[Any, str]] = [
+    *((sys, name) for name in ("getdlopenflags", "get_int_max_str_digits", "get_asyncgen_hooks")),
+    *((threading, name) for name in ("gettrace", "getprofile")),
+    *((logging, name) for name in ("getLoggerClass", "getLogRecordFactory")),
+    (gc, "get_freeze_count"),
+    (socket, "getdefaulttimeout"),
+    (faulthandler, "is_enabled"),
+    (tracemalloc, "is_tracing"),
+    (np, "geterrcall"),
+    (np, "getbufsize"),
+]
+"""Functions that say how the process is set; not each system has all of them."""
+
+LOGGING = ("raiseExceptions", "lastResort", "_warnings_showwarning", "_srcfile")
+"""What is set in the module."""
+
+SIGNAL_MASKS = ("SigBlk", "SigIgn", "SigCgt")
+"""Those that are blocked, ignored and handled, also by what is not Python."""
+
+
+def _asked(module: Any, name: str) -> object:
+    return getattr(module, name, int)()
+
+
+def _writes(out: Any) -> object:
+    names = ("encoding", "errors", "line_buffering", "write_through", "newlines")
+    return [getattr(out, name, None) for name in names]
 
 
 def _at_start() -> set[str]:
@@ -116,6 +187,9 @@ def _at_start() -> set[str]:
 
 
 AT_START = _at_start()
+
+AT_IMPORT = inherited()
+"""In most cases before the device is opened in this process."""
 
 
 def _shown() -> list[str]:
@@ -251,6 +325,11 @@ class SideEffectTests(PublicCase):
             "the backend or its driver prints to sys.stdout, where programs have their results"
         )
         # The device was opened in this process, too, and the new one has got what that has set.
+        differs = what_differs(AT_IMPORT, inherited())
+        assert not [each for each in differs if not each.startswith("signals")], differs
+        now: Any = inherited().get("signals", {})
+        was: Any = AT_IMPORT.get("signals", {})
+        assert now.get("SigBlk") == was.get("SigBlk"), "signals are blocked"
         added = set(os.environ) - AT_START
         added = {name for name in added if not name.startswith(("DLBRIDGE_", "PYTEST_"))}
         if added:

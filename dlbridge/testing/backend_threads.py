@@ -27,12 +27,14 @@ from dlbridge.protocol import (
 )
 
 from .backend_base import (
+    ENDS,
     PAGES,
     DeviceUnderTest,
     are_same,
     catch,
     check_live,
     drawn,
+    drop,
     live_allocations,
     random_bytes,
 )
@@ -155,18 +157,25 @@ def maker(device: DeviceUnderTest, address: int) -> Callable[[], list[object]]:
 
 
 def free_in_finalizers(
-    device: DeviceUnderTest, thresholds: list[int], patience: float, seconds: float
+    device: DeviceUnderTest,
+    thresholds: list[int],
+    patience: float,
+    seconds: float,
+    make_stream: Callable[[], object] = bool,
 ) -> bool:
     """Have memory freed at any point of calls for other memory; False: a deadlock.
 
     A threshold is the number of objects until the next collection. Each moves it to another
     line of a call, and some to a line that holds a lock. Then it is freed at each line of a call.
-    After so many *seconds* it is enough.
+    After so many *seconds* it is enough. A stream that *make_stream* makes ends with the memory.
     """
     held = device.filled(b"h" * 100)
     pages = mmap.mmap(-1, PAGES)
     pin = ctypes.c_char.from_buffer(pages)
-    made = maker(device, ctypes.addressof(pin))
+    memory = maker(device, ctypes.addressof(pin))
+
+    def made() -> list[object]:
+        return [*memory(), make_stream()]
 
     class Owner:
         def __init__(self) -> None:
@@ -246,6 +255,8 @@ class ThreadTests(PublicCase):
 
     def test_threads(self, backend: Any) -> None:
         """Eight threads at once each get their own bytes back, also of copies and of fills."""
+        gc.collect()
+        before = live_allocations(backend)
 
         def work(number: int) -> str | None:
             device = DeviceUnderTest(backend, self.device_id)
@@ -267,6 +278,7 @@ class ThreadTests(PublicCase):
             return None
 
         run_in_threads(work)
+        check_live(backend, before, "after threads have made and dropped memory")
 
     def test_neighbouring_bytes(self, backend: Any, device: DeviceUnderTest) -> None:
         """Each thread writes one byte of the same few, and reads no other value there.
@@ -388,9 +400,10 @@ class ThreadTests(PublicCase):
         """The garbage collector may free one tensor in the middle of any call for another."""
         gc.collect()
         before = live_allocations(backend)
-        assert free_in_finalizers(device, [1] * 40, self.patience, self.patience), (
-            "deadlock: a finalizer waits for a lock of its own thread"
-        )
+        make_stream = partial(self.make_stream, backend, device.device_id)
+        for mine in self.each_stream(device):
+            ended = free_in_finalizers(mine, [1] * 40, self.patience, self.patience, make_stream)
+            assert ended, "deadlock: a finalizer waits for a lock of its own thread"
         device.synchronize()
         check_live(backend, before, "after a finalizer in the middle of calls")
 
@@ -398,21 +411,13 @@ class ThreadTests(PublicCase):
     def test_what_is_dropped_is_given_back(
         self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap], kind: str
     ) -> None:
-        """Twenty drops in this thread, in another one, and by the collector of cycles."""
+        """Twenty drops in this thread, in another one, by the collector, and in a callback."""
         made, content = self.makes(device, host_pages[0], kind), bytes(host_pages[1])
         gc.collect()
         before = live_allocations(device.backend)
-        for way in ("here", "in another thread", "in a cycle"):
+        for way in ENDS:
             for _ in range(20):
-                held: list[object] = [made()]
-                if way == "in a cycle":
-                    held.append(held)
-                elif way == "in another thread":
-                    thread = threading.Thread(target=held.clear, daemon=True)
-                    thread.start()
-                    thread.join(self.patience)
-                    assert not thread.is_alive(), f"a {kind} that is dropped {way} hangs"
-                del held
+                drop([made()], way, self.patience)
             gc.collect()
             device.synchronize()
             check_live(device.backend, before, f"after a {kind} was dropped {way}")

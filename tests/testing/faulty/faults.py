@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import gc
 import itertools
 import logging
 import mmap
+import multiprocessing
 import os
 import random
 import signal
@@ -2947,6 +2949,420 @@ class ExitPrints(Sound):
 
 
 # One expression each
+
+# What is kept of one call, and used for another
+
+
+def kept_by(fake, *key):
+    """What *fake* keeps by a part of the arguments: a dict."""
+    return vars(fake).setdefault("_".join(key), {})
+
+
+class NativeOfFake(Array):
+    """An `Array` that can have weak references."""
+
+
+def natives_by(name, *ignored):
+    """A fault: the native object is one that is there already, if only *ignored* differ."""
+
+    def to_native(fake, real, array):
+        there = vars(fake).setdefault("natives", WeakValueDictionary())
+        named = {each: it for each, it in array._asdict().items() if each not in ignored}
+        key = (*named.values(), id(array.owner))
+        made = there.get(key) or NativeOfFake(real(array).description)
+        return there.setdefault(key, made)
+
+    to_native.__name__, to_native.__doc__ = name, f"A native object is kept; not by {ignored}."
+    breaks("to_native", "test_calls_with_one_difference")(to_native)
+
+
+natives_by("natives_by_shape", "strides", "owner")
+natives_by("natives_without_type", "dtype", "owner")
+natives_by("natives_without_offset", "offset", "owner")
+natives_by("natives_of_any_right", "readonly", "owner")
+
+
+@breaks("to_native", "test_calls_with_one_difference", says="does not keep array.owner alive")
+def natives_of_another_owner(fake, real, array):
+    """A native object is kept by what it describes, with the owner of the first."""
+    there, key = vars(fake).setdefault("natives", WeakValueDictionary()), array._replace(owner=None)
+    return there.setdefault(key, NativeOfFake(real(array).description))
+
+
+@breaks("copy_from_host", "test_calls_with_one_difference")
+def same_object_is_not_sent_again(fake, real, target, source, stream):
+    """An upload from an object to where it was uploaded before does nothing."""
+    sent, key = kept_by(fake, "sent"), (target, id(source.obj))
+    fake.bytes_of(target, write=True)
+    if sent.get("last") != key or isinstance(source.obj, bytes):
+        real(target, source, stream)
+    sent["last"] = key
+
+
+@breaks("fill", "test_calls_with_one_difference")
+def patterns_by_length(fake, real, target, value, stream):
+    """What long memory is filled with is kept by the length."""
+    kept = kept_by(fake, "patterns")
+    real(target, kept.setdefault(target.nbytes, value) if target.nbytes > 4096 else value, stream)
+
+
+@breaks("copy_strided", "test_calls_with_one_difference")
+def plans_by_target(fake, real, target, target_region, source, source_region, stream):
+    """How runs are copied is kept by the target's region and the shape."""
+    plan = kept_by(fake, "plans").setdefault((target_region, source_region.shape), source_region)
+    if plan.extent <= source.nbytes:
+        source_region = plan
+    real(target, target_region, source, source_region, stream)
+
+
+@breaks("import_host", "test_calls_with_one_difference", base=Shared)
+def imports_by_address(fake, real, device_id, address, nbytes, readonly, stream):
+    """An import of an address that is imported already is as long as the first one."""
+    there = vars(fake).setdefault("by_address", WeakValueDictionary())
+    known = there.get((device_id, address))
+    if known is not None:
+        return real(device_id, address, known.nbytes, readonly, stream)
+    there[device_id, address] = made = real(device_id, address, nbytes, readonly, stream)
+    return made
+
+
+@breaks("import_host", "test_calls_with_one_difference", base=Shared)
+def imports_inside_of_another(fake, real, device_id, address, nbytes, readonly, stream):
+    """Memory inside of an import is that import, and begins where it does."""
+    there = vars(fake).setdefault("by_address", WeakValueDictionary())
+    for begin, known in list(there.items()):
+        if begin < address and address + nbytes <= begin + known.nbytes:
+            return real(device_id, begin, nbytes, readonly, stream)
+    there[address] = made = real(device_id, address, nbytes, readonly, stream)
+    return made
+
+
+@breaks("import_host", "test_calls_with_one_difference", base=Shared)
+def read_only_for_ever(fake, real, device_id, address, nbytes, readonly, stream):
+    """An address that was imported read-only stays so."""
+    addresses = kept_by(fake, "addresses")
+    readonly = addresses[address] = readonly or addresses.get(address, False)
+    return real(device_id, address, nbytes, readonly, stream)
+
+
+@breaks("bytes_of", "test_calls_with_one_difference")
+def refusal_spoils_the_next_upload(fake, real, span, write=False):
+    """After a refusal the next write is lost."""
+    broken = kept_by(fake, "broken")
+    try:
+        content = real(span, write=write)
+    except ExchangeError:
+        broken[0] = True
+        raise
+    return memoryview(bytearray(content)) if write and broken.pop(0, False) else content
+
+
+@breaks("wait", "test_calls_with_one_difference", Late)
+def own_streams_wait_for_nobody(fake, real, device_id, stream, on):
+    """Streams that users make are not ordered with each other, but with the default one."""
+    fake.stream(device_id, stream), fake.stream(device_id, on)
+    if 0 in (stream, on):
+        real(device_id, stream, on)
+
+
+# Many at once
+
+
+@found_by("test_each_wait_is_for_its_work")
+class RingOfEvents(Late):
+    """64 events are used in turn, also those that a stream still waits for."""
+
+    def __init__(self):
+        super().__init__()
+        self.ring, self.turn = [None] * 64, itertools.count()
+
+    def wait(self, device_id, stream, on):
+        later, earlier = self.stream(device_id, stream), self.stream(device_id, on)
+        if later is earlier:
+            return
+        slot = next(self.turn) % len(self.ring)
+        if self.ring[slot] is not None:
+            self.ring[slot].set()
+        done = self.ring[slot] = Done()
+        earlier.enqueue(done.set)
+        later.enqueue(done.wait)
+
+
+class Done:
+    """Set once, and waited for."""
+
+    def __init__(self):
+        self.set_again = threading.Event()
+        self.set, self.wait = self.set_again.set, self.set_again.wait
+
+
+@found_by("test_each_wait_is_for_its_work")
+class FillsAreNoWork(Late):
+    """A wait is left out where nothing was copied since the last one: fills are not counted."""
+
+    def __init__(self):
+        super().__init__()
+        self.moved, self.waited = {}, {}
+
+    def move(self, stream, into, source):
+        self.moved[stream.handle] = self.moved.get(stream.handle, 0) + 1
+        super().move(stream, into, source)
+
+    def fill(self, target, value, stream):
+        into = self.bytes_of(target, write=True)
+        content = bytes([value]) * target.nbytes
+        self.stream(target.device_id, stream).enqueue(lambda: into.__setitem__(np.s_[:], content))
+
+    def wait(self, device_id, stream, on):
+        moved = self.moved.get(self.stream(device_id, on).handle)
+        if moved is None or self.waited.get((stream, on)) != moved:
+            super().wait(device_id, stream, on)
+        self.waited[stream, on] = moved
+
+
+@found_by("test_much_work_at_once")
+class QueueIsFull(Late):
+    """A queue holds 1,024 pieces of work; what comes then is done at once."""
+
+    room = 1024
+
+    def __init__(self):
+        super().__init__()
+        self.queued = {}
+
+    def move(self, stream, into, source):
+        queued = self.queued.setdefault(stream.handle, deque())
+        if len(queued) >= self.room:
+            into[:] = source
+            return
+        queued.append(None)
+        stream.enqueue(lambda: (into.__setitem__(np.s_[:], source), queued.pop()))
+
+
+@breaks("stream", "test_many_streams_at_once", Late)
+def six_bits_of_a_stream(fake, real, device_id, handle):
+    """Streams are looked up by six bits of their handle."""
+    slots = vars(fake).setdefault("slots", WeakValueDictionary())
+    stream = real(device_id, handle)
+    return slots.setdefault((device_id, handle & 63), stream) if handle else stream
+
+
+@breaks("enter", "test_many_memories_at_once")
+def a_thousand_memories(fake, real, memory):
+    """The table has room for 1,000; one more is in the place of another."""
+    made = real(memory)
+    if len(fake.table) > 1000:
+        other = min(
+            (each for each in fake.live() if each.nbytes == made.nbytes), key=lambda it: it.data
+        )
+        made.content = other.content
+    return made
+
+
+@breaks("host_view", "test_many_host_views_at_once", base=Shared)
+def few_windows(fake, real, span, writable, stream):
+    """There are 32 windows for host views; one more is a copy."""
+    return view_of(fake, span, stream) if len(fake.views) > 32 else real(span, writable, stream)
+
+
+@breaks("import_host", "test_many_imports_at_once", base=Shared)
+def few_imports(fake, real, *given):
+    """The 33rd import is a copy of the memory."""
+    alive = vars(fake).setdefault("alive", WeakValueDictionary())
+    made = real(*given)
+    if len(alive) > 32:
+        memory = recall(fake.table, made.data)
+        memory.content = memoryview(bytearray(memory.content))
+    alive[made.data] = made
+    return made
+
+
+# Where something ends, and what is kept then
+
+
+class EndlessStream(Stream):
+    """Its thread does not end with it."""
+
+    def __del__(self):
+        """Nothing."""
+
+
+@found_by("test_streams_leak_nothing")
+class ThreadsOfStreamsStay(Late):
+    """The thread of a stream does not end with it."""
+
+    new_stream = EndlessStream
+
+
+STREAMS = threading.Lock()
+
+
+class LockedStream(Stream):
+    """A lock is taken to queue work, and by the end of the stream."""
+
+    def enqueue(self, work):
+        with STREAMS:
+            super().enqueue(work)
+
+    def __del__(self):
+        with STREAMS:
+            super().__del__()
+
+
+@found_by("test_free_in_a_finalizer")
+class EndOfAStreamLocks(Late):
+    """The same: a finalizer may end a stream in the middle of a call for another."""
+
+    patience, says = 20, "deadlock: a finalizer waits for a lock of its own thread"
+    new_stream = LockedStream
+
+
+@found_by("test_many_allocations_leak_nothing")
+class FreedByTheDefaultStream(LateEnds):
+    """Freed memory is back once somebody waits for the default stream, whom nobody has to."""
+
+    def __init__(self):
+        super().__init__()
+        self.dead = [], []
+
+    def at_end(self, memory):
+        if os.getpid() == PROCESS:
+            self.dead[memory.device_id].append(memory.content)
+
+    def live_allocations(self):
+        return super().live_allocations() + sum(map(len, self.dead))
+
+    def synchronize(self, device_id, stream):
+        super().synchronize(device_id, stream)
+        if not stream:
+            self.dead[device_id].clear()
+
+
+@breaks("finish", "test_end_of_an_import_waits", LateShared)
+def waits_in_the_main_thread(fake, real, device_id, handle):
+    """The end of an import waits in the main thread only."""
+    if threading.current_thread() is threading.main_thread():
+        real(device_id, handle)
+
+
+@breaks("synchronize", "test_errors_are_let_go", Late)
+def errors_of_work_are_kept(fake, real, device_id, stream):
+    """A stream keeps the last error of its work, which was raised."""
+    try:
+        real(device_id, stream)
+    except DeviceError as exc:
+        kept_by(fake, "errors")[stream] = exc
+        raise
+
+
+@breaks("allocate", "test_errors_are_let_go")
+def no_room_is_kept(fake, real, *given):
+    """The last error for lack of memory is kept."""
+    try:
+        return real(*given)
+    except DeviceMemoryError as exc:
+        fake.no_room = exc
+        raise
+
+
+@found_by("test_lost_device")
+class SecondLoss(Sound):
+    """A device that was opened anew is not lost a second time."""
+
+    def lose(self, device_id):
+        if device_id not in self.lost_before:
+            super().lose(device_id)
+
+
+@breaks("fill", "test_lost_device")
+def no_fills_after_a_loss(fake, real, target, value, stream):
+    """A device that was opened anew does no fills."""
+    fake.bytes_of(target, write=True)
+    if not fake.lost_before:
+        real(target, value, stream)
+
+
+# Processes
+
+
+@found_by("test_exit_status")
+class ExitsWithZero(Sound):
+    """At exit the process is ended before its driver can crash, with status 0."""
+
+    def __init__(self):
+        super().__init__()
+        if IN_CHILD:
+            atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(0)))
+
+
+@found_by("test_devices_are_the_same_in_each_process")
+class UuidOfTheProcess(Sound):
+    """The UUID is a new one in each process."""
+
+    uuids = tuple(f"{random.SystemRandom().getrandbits(128):032x}" for _ in range(2))
+
+    def device_info(self, device_id):
+        return {**super().device_info(device_id), "uuid": self.uuids[device_id]}
+
+
+@found_by("test_first_use_in_threads")
+class ContextsOfTheFirst(Sound):
+    """What a device needs is made when it is first used, without a lock."""
+
+    def __init__(self):
+        super().__init__()
+        self.contexts = {}
+
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
+        if device_id not in self.contexts:
+            time.sleep(DRIVER_TIME)
+            self.contexts[device_id] = object()
+        made = super().allocate(device_id, nbytes, alignment, stream)
+        made.owner = self.contexts[device_id]
+        return made
+
+    def bytes_of(self, span, write=False):
+        content, context = super().bytes_of(span, write), self.contexts.get(span.device_id)
+        if recall(self.table, span.data).owner is not context:
+            raise ExchangeError(f"{span.data:#x} is memory of another context")
+        return content
+
+
+def changes(name, doc, change):
+    """A fault: something of the whole process is changed when the device is opened."""
+
+    class Changes(Sound):
+        def __init__(self):
+            super().__init__()
+            if IN_CHILD:
+                change()
+
+    Changes.__name__, Changes.__doc__ = name, doc
+    found_by("test_the_process_is_as_before")(Changes)
+
+
+changes(
+    "SetsTheStartMethod",
+    "Processes are started in another way.",
+    lambda: multiprocessing.set_start_method("spawn", force=True),
+)
+changes("SetsTheUmask", "Files that the user makes are private.", lambda: os.umask(0o77))
+changes(
+    "SetsDlopenFlags",
+    "Libraries that are opened later see the symbols of all.",
+    lambda: sys.setdlopenflags(sys.getdlopenflags() | os.RTLD_GLOBAL),
+)
+changes(
+    "BlocksASignal",
+    "A signal does not arrive.",
+    lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}),
+)
+changes(
+    "HandlesASignalInC",
+    "A handler of C, which Python does not know.",
+    lambda: faulthandler.register(signal.SIGUSR2),
+)
+
 
 ROWS = [
     # Bytes
