@@ -10,7 +10,8 @@ Rules that hold for every member:
 * Only integers, memoryviews and plain Python objects cross; no cffi types.
 * What a backend gives is an object, an `Allocation`: memory, a host view, an import of
   memory. **Dropped is given back**: there is no call that frees. dlbridge keeps it as long
-  as anything uses the memory, and drops it in any thread, also in a finalizer.
+  as anything uses the memory, and drops it in any thread, also in a finalizer. The end does the
+  same wherever it comes: in a collection of cycles, in a callback, after other memory has ended.
 * ``data`` is opaque to dlbridge: an address, a ``cl_mem``, a buffer handle. It is
   an integer from 1 to 2**64 - 1; 0 stands for no memory. Until its allocation is dropped, no
   other memory of that device has the same number. A `Span` names bytes of it by an offset;
@@ -30,6 +31,11 @@ Rules that hold for every member:
   memory in a copy may be the device's own where the two share memory (a host view, an import): the
   result is as if the source had been read before anything is written.
 * Every member may be called from any thread.
+* What a call does depends on its arguments alone. What is kept of one call (a plan, a native
+  object, an import) serves another where all arguments that matter are equal.
+* Thousands of pieces of work, waits, streams and memories may be there before the first
+  ``synchronize``. Where the driver has room for fewer, a member waits until there is room, or
+  raises `dlbridge.errors.DeviceMemoryError`.
 * If a driver refuses a call, raise `dlbridge.errors.DeviceError`; if the device
   has not enough memory, `dlbridge.errors.DeviceMemoryError`; for a request that
   the device can never fulfil, `dlbridge.errors.ExchangeError`; for a device that is
@@ -43,6 +49,9 @@ Rules that hold for every member:
 * Queued work that fails says so once: by the next ``synchronize`` of its stream, or by a
   member that is given this stream before that. No call for another stream raises it, and the
   stream takes work again, unless the device is lost.
+* An error is not kept once it is raised: with it the frames of the caller would be.
+* No stream must be used or waited for so that another one works, or for memory to be given back:
+  a program may use streams of its own only.
 * A handle that ``current_stream`` or ``normalize_stream`` returns is good for as long as whoever
   owns the stream keeps it: dlbridge keeps the object that ``use_stream`` got until its block
   ends, and asks ``current_stream`` anew for each call. Memory may still name the stream
@@ -56,8 +65,9 @@ Rules that hold for every member:
   and what a driver gave has an owner before it is given (`dlbridge.kit.resources`, again).
   It leaves the call as it is: a member neither swallows a KeyboardInterrupt nor replaces it.
 * The process belongs to its user. Neither a member nor the opening of the driver changes what all
-  of it shares: the garbage collector, signal handlers, random numbers, logging, numpy's settings;
-  and nothing is printed to ``sys.stdout``, or when the process ends.
+  of it shares: the garbage collector, signal handlers, random numbers, logging, numpy's settings,
+  limits, how processes are started; and nothing is printed to ``sys.stdout``, or when the process
+  ends. It ends with the status that it would have had.
 * A handle names the same stream in each thread, and no member works in some threads only.
 * A lost device: every member that needs it raises `dlbridge.errors.DeviceLost`, at
   once and without waiting for its work; `SupportsNative.to_native` is one of them. Other devices
@@ -75,7 +85,8 @@ Rules that hold for every member:
   raise `dlbridge.errors.DeviceLost`, or do the work on a stream that exists.
 * Devices may appear: ``device_count`` then grows. It never shrinks, and a
   ``device_id`` means the same device as long as the process lives: one that was
-  removed is lost, and keeps its number.
+  removed is lost, and keeps its number. Processes with the same environment have the same
+  devices, in the same order and with the same UUIDs.
 * A child of ``fork()`` must not call a driver that its parent has opened: members
   raise `dlbridge.errors.DeviceError`, which says so and how to start processes
   instead; what is dropped there stays, as the memory is the parent's. A backend that was

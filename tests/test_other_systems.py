@@ -117,6 +117,7 @@ BRANCHES = {
     },
     "dlbridge/testing/backend_leaks.py": {
         "/proc/self/statm ctypes.CDLL(None)": "if statm.exists():",
+        "/proc/self/task": "if folder.exists() else threading.active_count()",
         "resource": 'if sys.platform == "win32":',
     },
     "dlbridge/testing/backend_process.py": {
@@ -128,6 +129,8 @@ BRANCHES = {
     "dlbridge/testing/backend_side_effects.py": {
         "/proc/self/environ": "if file.exists() else",
         "os.sched_getaffinity": 'if hasattr(os, "sched_getaffinity"):',
+        "resource": "except ImportError:  # Windows",
+        "signal.SIG_BLOCK signal.pthread_sigmask": 'if hasattr(signal, "pthread_sigmask"):',
         "signal.ITIMER_REAL signal.SIGALRM signal.setitimer": (
             'skipif(not hasattr(signal, "setitimer")'
         ),

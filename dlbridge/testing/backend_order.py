@@ -374,7 +374,7 @@ class OrderTests(BackendCase):
         first, second = (device.filled(bytes(count * SLOT)) for _ in range(2))
         value, host = device.filled(b"\2" * SLOT), memoryview(b"\2" * SLOT)
         on, queued = chance.choice(streams), []
-        work = self.busy(on)
+        work = self.long_work(on)
         for at in range(0, count * SLOT, SLOT):
             kind, nbytes = chance.choice(kinds), chance.choice((16, 600, SLOT))
             span, whole = device.span(first, at, nbytes), Region((1,), (nbytes,), nbytes)
@@ -383,7 +383,7 @@ class OrderTests(BackendCase):
             backend.wait(device.device_id, after.stream, on.stream)
             after.copy(device.span(second, at, nbytes), span)
             queued.append((at, nbytes, kind, after.stream, on.stream))
-            on = after
+            on = chance.choice((on, after))
         for each in streams:
             each.synchronize()
         got = device.read(second, 0, count * SLOT)
@@ -393,6 +393,11 @@ class OrderTests(BackendCase):
                 f"bytes on stream {earlier:#x}"
             )
         del work
+
+    def long_work(self, device: DeviceUnderTest) -> list[object]:
+        """Work that takes longer than to queue thousands of pieces; as `busy`."""
+        given = device.backend, device.device_id, device.stream
+        return [self.busy(device), *(self.slow_work(*given) for _ in range(4))]
 
     def test_much_work_at_once(self, device: DeviceUnderTest) -> None:
         """A thousand pieces of work and more are done in their order, without a wait between them.
@@ -409,7 +414,7 @@ class OrderTests(BackendCase):
                 for each in ("copy_from_host", "copy", "fill")
                 if isinstance(mine.backend, OPERATIONS[each])
             ]
-            work, until = self.busy(mine), time.monotonic() + 3
+            work, until = self.long_work(mine), time.monotonic() + 3
             for value, turn in itertools.product(range(2), range(count)):
                 kind = kinds[(turn + value) % len(kinds)]
                 if value == 0 and kind == "fill":  # which writes the value of the second
@@ -419,6 +424,7 @@ class OrderTests(BackendCase):
                 if time.monotonic() > until:  # no verdict: a slow device has less
                     mine.synchronize()
                     until += 1000
+            mine.synchronize()
             got = mine.read(data, 0, 16 * count)
             wrong = [turn for turn in range(count) if got[16 * turn : 16 * turn + 16] != values[1]]
             assert wrong == [], f"of {2 * count} pieces of work these are not the last ones"
@@ -438,6 +444,8 @@ class OrderTests(BackendCase):
         handles = [backend.normalize_stream(device_id, each) for each in made]
         for handle in handles:
             backend.synchronize(device_id, handle)
+        if self.streams_end:
+            assert len({*handles}) == len(made), "two streams have one handle"
         for handle in (handles[0], handles[-1], *random.Random(count).sample(handles, 3)):
             mine, new = device.on(handle), random_bytes(4096)
             data = mine.filled(bytes(4096))

@@ -96,7 +96,6 @@ assert begun.wait(patience)
 
 FAILS = {
     "sys.exit(3)": ("sys.exit(3)", 3),
-    "an exception": ("1 / 0", 1),
     "a test that fails": (
         """
 import pathlib, pytest
@@ -123,20 +122,18 @@ print(json.dumps([
 """What the devices are."""
 
 FIRST = """
-devices = range(dlbridge.backend(name).device_count()) if "{loaded}" else [device_id]
+devices = range(load().device_count())
 ready, failures = threading.Barrier(8), []
 
 def work(number):
     try:
         ready.wait()
-        on = f"{{name}}:{{devices[number % len(devices)]}}"
+        on = f"{name}:{devices[number % len(devices)]}"
         tensor = dlbridge.to_device(array + number, on, copy=True)
         for turn in range(3):
             again = dlbridge.zeros(array.shape, "float32", on)
             dlbridge.copy_(again, tensor)
             assert (on_host(again) == array + number).all(), "other elements"
-    except BackendUnavailable as exc:
-        failures.append(exc)
     except BaseException as exc:
         failures.append(exc)
         raise
@@ -148,8 +145,7 @@ for thread in threads:
 for thread in threads:
     thread.join(patience / 2)
 if failures:
-    print(failures)
-    sys.exit(77 if isinstance(failures[0], BackendUnavailable) else 1)
+    sys.exit(f"the first use in several threads at once fails: {failures[0]!r}")
 """
 """Eight threads use the devices at once, which nobody has used in this process before."""
 
@@ -327,16 +323,15 @@ class ProcessTests(BackendCase):
     def test_devices_are_the_same_in_each_process(self, backend: Any) -> None:
         """Their number and order, and what is known of them; a UUID is looked for by others."""
         said = set()
-        for seed in range(3):  # of the order of sets
+        for seed in (2, 3):  # with which sets have another order
             done = self.in_new_process(SAME, environment={"PYTHONHASHSEED": f"{seed}"})
             assert done.returncode == 0, done.stdout + done.stderr
             said.add(done.stdout)
         assert len(said) == 1, "".join(sorted(said))
 
-    @pytest.mark.parametrize("loaded", ["loaded before", ""])
-    def test_first_use_in_threads(self, backend: Any, loaded: str) -> None:
+    def test_first_use_in_threads(self, backend: Any) -> None:
         """What is made when the device is first used is made once, for all threads."""
-        ends_well(self.in_new_process(START + FIRST.format(loaded=loaded)))
+        ends_well(self.in_new_process(START + FIRST))
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
     def test_fork_with_shared_memory(self, backend: Any) -> None:

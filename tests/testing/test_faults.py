@@ -82,6 +82,10 @@ def test_the_kit_notices(fault, kit, monkeypatch):
         assert done.returncode == 1
         assert re.search(rf"{test}\S* does not end; its threads:", done.stderr), done.stderr
         return
+    if FAULTS[fault].ends:
+        done = in_new_process(options)
+        assert (done.returncode, test in done.stdout) == (1, True), done.stdout
+        return
     for name in ("faulty", "ext_dev"):
         monkeypatch.delitem(LOADED, name, raising=False)
     monkeypatch.delitem(sys.modules, "kit_of_faults", raising=False)

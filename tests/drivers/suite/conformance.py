@@ -38,6 +38,11 @@ class Kit(BackendTests):
             self.streams_made.remove((device_id, stream))
             rig().destroy_stream(stream, device_id)
 
+    @property
+    def streams_end(self):
+        """Whether `end_stream` ends them; else they end with the test."""
+        return rig().looks_up_gone_streams
+
     def slow_work(self, backend, device_id, stream):
         slow(stream or rig().default, 0.06, device_id)
         return self

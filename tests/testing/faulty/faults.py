@@ -70,6 +70,7 @@ class Sound(Fake):
     both = False  # whether host and device share memory
     patience = 120
     hangs = False  # whether the test does not end, so that the kit has to end the process
+    ends = False  # whether it, or the kit, ends the process of pytest
     says = ""  # what the failure's first line has
     capacity = 1 << 33
 
@@ -382,6 +383,7 @@ class Addresses(CPU):
     """No fault: ``data`` is an address."""
 
     name, late, patience, hangs, says, capacity = "cpu", False, 120, False, "", 1 << 33
+    ends = False
 
 
 SOUND = [
@@ -3213,7 +3215,7 @@ class LockedStream(Stream):
 class EndOfAStreamLocks(Late):
     """The same: a finalizer may end a stream in the middle of a call for another."""
 
-    patience, says = 20, "deadlock: a finalizer waits for a lock of its own thread"
+    patience, hangs = 4, True
     new_stream = LockedStream
 
 
@@ -3289,10 +3291,11 @@ def no_fills_after_a_loss(fake, real, target, value, stream):
 class ExitsWithZero(Sound):
     """At exit the process is ended before its driver can crash, with status 0."""
 
+    ends = True
+
     def __init__(self):
         super().__init__()
-        if IN_CHILD:
-            atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(0)))
+        atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(0)))
 
 
 @found_by("test_devices_are_the_same_in_each_process")
@@ -3315,7 +3318,7 @@ class ContextsOfTheFirst(Sound):
 
     def allocate(self, device_id, nbytes, alignment, stream, content=None):
         if device_id not in self.contexts:
-            time.sleep(DRIVER_TIME)
+            time.sleep(100 * DRIVER_TIME)
             self.contexts[device_id] = object()
         made = super().allocate(device_id, nbytes, alignment, stream)
         made.owner = self.contexts[device_id]
@@ -3359,7 +3362,7 @@ changes(
 )
 changes(
     "HandlesASignalInC",
-    "A handler of C, which Python does not know.",
+    "A handler of C is in the place of the user's.",
     lambda: faulthandler.register(signal.SIGUSR2),
 )
 
