@@ -261,12 +261,13 @@ class LeakTests(PublicCase):
             pytest.skip("the library keeps its streams until the process ends (streams_end)")
         if self.make_stream(backend, device.device_id) is None:
             pytest.skip("there is one stream (make_stream)")
+        data = device.allocate(4096)  # of the default stream: a pool may keep some of each stream
 
         def turn() -> None:
             stream = self.make_stream(backend, device.device_id)
             handle = backend.normalize_stream(device.device_id, stream)
             mine = DeviceUnderTest(backend, device.device_id, handle)
-            mine.free(mine.filled(bytes(4096)))
+            mine.write(data, 0, bytes(4096))
             backend.wait(device.device_id, device.stream, handle)
             mine.synchronize()
             self.end_stream(backend, device.device_id, stream)

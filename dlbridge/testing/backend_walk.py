@@ -633,6 +633,6 @@ class WalkTests(BackendCase):
         check_live(backend, before, "after calls with one difference")
 
 
-def goes_on(case: BackendCase, device: DeviceUnderTest, calls: int = 40) -> None:
+def goes_on(case: BackendCase, device: DeviceUnderTest, calls: int = 150) -> None:
     """The device works on as before, by a short walk."""
     Walk(case, [device], drawn(0, 1 << 30)).run(calls)
