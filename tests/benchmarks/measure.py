@@ -3,9 +3,11 @@
     python tests/benchmarks/measure.py exchange
     python tests/benchmarks/measure.py exchange --against docs/benchmarks/exchange.md
     python tests/benchmarks/measure.py growth --draw docs/benchmarks/growth.md
+    python tests/benchmarks/measure.py exchange --against-tree ../before
 
 With a committed table it says which rows have become worse in comparison with their peers, or draws
-it, without a measurement: the picture has the table's name.
+it, without a measurement: the picture has the table's name. With another tree of the project it
+measures each row with both packages in turns (`trees.py`), and prints the ratios.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 from dlbridge.cli.bench import REPEATS, report
 from tests.benchmarks.compare import read_ratios, read_rows, remeasured, summary
 from tests.benchmarks.measuring import plot
+from tests.benchmarks.trees import compared, table
 
 BENCHES = {
     "exchange": "tensors in and out, beside the other libraries",
@@ -48,9 +51,17 @@ def main() -> int:
     parser.add_argument(
         "--mib", type=int, default=1024, help="files: the size of the file (default 1024)"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="files: of which the best counts")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="files, --against-tree: of which the best counts"
+    )
     parser.add_argument(
         "--against", metavar="FILE.md", help="fail if a row is 15 %% worse than in this table"
+    )
+    parser.add_argument(
+        "--against-tree",
+        metavar="PATH",
+        type=Path,
+        help="fail if a row is 15 %% slower than with the package of this tree, in turns",
     )
     parser.add_argument(
         "--draw", metavar="FILE.md", help="measure nothing, draw this table into FILE.png"
@@ -58,6 +69,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one turn instead of seven")
     arguments = parser.parse_args()
     module = importlib.import_module(f"tests.benchmarks.bench_{arguments.what}")
+    if arguments.against_tree:
+        if not hasattr(module, "rows"):
+            parser.error(f"--against-tree compares rows, which {arguments.what} does not have")
+        both = compared(module.__name__, arguments.against_tree, arguments.rounds)
+        print(table(both))
+        return int(any(row.is_slower for row in both))
     if arguments.what == "files":
         module.report(arguments)
         return 0
