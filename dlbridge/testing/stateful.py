@@ -92,6 +92,13 @@ def _numpy_has(dtype: str) -> bool:
     return dtype in WHOLE and dtype != "bfloat16"
 
 
+WAYS = ["upload", "copy", "zeros", "full", "numpy", "pages", "readonly", "swapped"] + ["padded"] * 3
+"""How a tensor is made."""
+
+SLICES = [*[np.s_[:]] * 3, *np.s_[1:, :-1, ::2, ::-1, -2::-2, 2:, 4:, :3, 1::3, 3:1]]
+BOUNDS = [*[np.s_[:]] * 2, *np.s_[1:, 2:, 4:, :3, 1:4]]
+"""Parts of a dimension; the last ones have no steps."""
+
 AT_ONCE = 14
 """How many tensors a machine has; more would only take time to look at."""
 
@@ -329,14 +336,10 @@ shapes = st.one_of(
 )
 viewed = st.sampled_from([*WHOLE[1:] * 2, *PACKED])
 twice = st.sampled_from([True, True, False])
-ways = st.sampled_from(
-    ["upload", "copy", "zeros", "full", "numpy", "pages", "readonly", "swapped"] + ["padded"] * 3
-)
-slices = st.sampled_from(
-    [*[np.s_[:]] * 3, *np.s_[1:, :-1, ::2, ::-1, -2::-2, 2:, 4:, :3, 1::3, 3:1]]
-)
+ways = st.sampled_from(WAYS)
+slices = st.sampled_from(SLICES)
 parts = st.tuples(slices, slices, slices)
-bounds = st.sampled_from([*[np.s_[:]] * 2, *np.s_[1:, 2:, 4:, :3, 1:4]])
+bounds = st.sampled_from(BOUNDS)
 crops = st.just(()) | st.tuples(bounds) | st.tuples(bounds, bounds, bounds)
 
 

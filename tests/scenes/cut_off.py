@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import dlbridge as bridge
-from tests.support.cut_off_work import Found, failing_allocations, failing_lines
+from tests.support.cut_off_work import each_failure
 from tests.support.foreign_arrays import OneCapsule
 from tests.support.held_by_c import structs_in_capsules, structs_of_the_table
 from tests.support.other_process import open_files
@@ -72,18 +72,5 @@ def _living() -> list[int]:
 
 
 def cut_off(how: str, least: str, *names: str) -> None:
-    """Do each of the works with each of its failures; print what was wrong.
-
-    *least*: so many failures there are to be in all.
-    """
-    found = Found()
-    for name in names or WORK:
-        before = len(found.wrong)
-        if how == "allocations":
-            failing_allocations(WORK[name], _living, found)
-        else:
-            failing_lines(WORK[name], _living, FOLDERS, found)
-        for wrong in found.wrong[before:]:
-            print(f"{name}, {wrong}")
-    assert found.failed >= int(least), found.failed
-    assert found.rises * 10 < found.failed, (found.rises, found.failed)
+    """Do the works of these names, or all, with each failure."""
+    each_failure(how, {name: WORK[name] for name in names or WORK}, _living, FOLDERS, int(least))

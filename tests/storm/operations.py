@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import pickle
 import random
 import signal
 import sys
@@ -25,11 +24,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import cache
+from inspect import signature
+from itertools import permutations, product
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 import dlbridge as bridge
+from dlbridge.testing import TensorMachine
+from dlbridge.testing.stateful import BOUNDS, PACKED, SLICES, WAYS, WHOLE
 from tests.storm.disturbances import calmly
 from tests.support.foreign_arrays import OneCapsule
 
@@ -337,46 +341,61 @@ def refusals(pick: random.Random, device: str) -> None:
         raise Wrong("not refused")
 
 
-@operation()
-def pickles(pick: random.Random, device: str) -> None:
-    want = host(pick)
-    same(pickle.loads(pickle.dumps(bridge.from_dlpack(want), 5)).numpy(), want)
-
-
-@operation()
-def views_of_a_tensor(pick: random.Random, device: str) -> None:
-    want = host(pick, DTYPES, [(6, 8), (12,), (4, 3, 2)])
-    tensor = bridge.from_dlpack(want)
-    step = pick.choice([1, 2, -1, -2])
-    same(bridge.to_device(tensor[::step], "cpu", copy=True).numpy(), want[::step])
-    same(tensor.reshape(-1).numpy(), want.reshape(-1))
-    same(np.ascontiguousarray(tensor.transpose().numpy()), np.ascontiguousarray(want.T))
-
-
 # Copies and moves ---------------------------------------------------------------
 
 
-@operation(weight=6)
-def overlapping_copy(pick: random.Random, device: str) -> None:
-    """Between two views of one array, of any strides."""
-    memory = host(pick, ["f8", "i4", "u1"], [(60,), (400,)])
-    count = pick.randrange(1, 12)
+CHOICES: dict[str, Any] = {
+    **dict.fromkeys(("index", "at"), tuple(product(SLICES, repeat=3))),
+    "part": list(product(BOUNDS, repeat=3)),
+    "shape": [(), (16,), (5, 7), (8, 3, 4), (0, 3)],
+    "way": WAYS,
+    "again way": [4, 5, "like", "astype"],
+    "dtype": [*WHOLE[1:], *PACKED],
+    "copy": [True, None, False],
+    "version": [None, (1, 0), (1, 3)],
+    "library": ["numpy", "memoryview"],
+    "axes": list(permutations(range(3))),
+    "columns": [1, 2, 3, 4, -1],
+    "by": [1, 2, 3],
+    "value": range(4),
+    **dict.fromkeys(("axis", "device"), range(3)),
+    **dict.fromkeys(("kind", "seed", "which"), range(256)),
+    **dict.fromkeys(("back", "flip", "twin", "turn", "gather"), (True, False)),
+}
+"""The arguments of `TensorMachine`'s rules, but for the tensors."""
 
-    def view() -> slice:
-        step = pick.choice([1, 2, 3, -1, -2])
-        span = (count - 1) * abs(step) + 1
-        first = pick.randrange(len(memory) - span + 1) if pick.random() < 0.2 else pick.randrange(9)
-        last = first + span
-        if step > 0:
-            return slice(first, last, step)
-        return slice(last - 1, first - 1 if first else None, step)
+RULES = (
+    *("make", "make_in_place", "slice", "transpose", "reshape", "view", "copy", "shift", "spread"),
+    *("copy_new", "fill", "move", "share", "cast", "again", "exchange", "write", "copy_from_view"),
+)
 
-    into, origin = view(), view()
-    want = memory.copy()
-    want[into] = memory[origin].copy()
-    tensor = bridge.from_dlpack(memory)
-    bridge.copy_(tensor[into], tensor[origin])
-    same(memory, want)
+
+@cache
+def machine_on(*used: str) -> type[TensorMachine]:
+    """Tensors on these devices, beside a model in numpy."""
+
+    class Machine(TensorMachine):
+        devices = used
+
+    return Machine
+
+
+@operation(devices=True, weight=40)
+def tensors_beside_a_model(pick: random.Random, device: str) -> None:
+    """A few rules of `TensorMachine` on tensors of this thread."""
+    used = ("cpu:0", device, pick.choice(list(Shared.tensors) or [device]))
+    used = tuple(dict.fromkeys("cpu:0" if each == "cpu" else each for each in used))
+    machine = machine_on(*used)()
+    shape, kind = pick.choice(CHOICES["shape"]), pick.choice(CHOICES["kind"])
+    machine.make_three(tuple(pick.choices(WAYS, k=3)), shape, kind)
+    for _ in range(pick.randrange(1, 8)):
+        name = pick.choice(RULES)
+        rule, given = getattr(machine, name), {}
+        for each in signature(rule).parameters:
+            some = CHOICES.get(f"{name} {each}") or CHOICES.get(each) or machine._live
+            given[each] = pick.choice(some)
+        rule(**given)
+        machine.every_tensor_is_as_its_model()
 
 
 @operation(devices=True, weight=8)
@@ -384,43 +403,6 @@ def to_a_device_and_back(pick: random.Random, device: str) -> None:
     want = host(pick)
     tensor = bridge.to_device(want, device, copy=pick.choice([None, True]))
     same(fetched(tensor), want)
-
-
-@operation(devices=True)
-def strided_to_a_device(pick: random.Random, device: str) -> None:
-    want = host(pick, DTYPES, [(24, 36), (40, 50), (64,)])
-    view = pick.choice([want[::2], want.T, want[3:7], want[::-1]])
-    tensor = bridge.to_device(view, device, copy=True)
-    same(fetched(tensor), np.ascontiguousarray(view))
-    if tensor.ndim == 2:
-        same(fetched(tensor[1:, ::2]), np.ascontiguousarray(view[1:, ::2]))
-
-
-@operation(devices=True)
-def zeros_and_copies(pick: random.Random, device: str) -> None:
-    want = host(pick, DTYPES, [(64,), (1000,), (5, 7)])
-    tensor = bridge.zeros(want.shape, want.dtype, device)
-    same(fetched(tensor), np.zeros_like(want))
-    bridge.copy_(tensor, want)
-    same(fetched(tensor), want)
-
-
-@operation(devices=True)
-def between_devices(pick: random.Random, device: str) -> None:
-    want = host(pick)
-    other = pick.choice(list(Shared.tensors) or ["cpu"])
-    same(fetched(bridge.to_device(bridge.to_device(want, other), device)), want)
-
-
-@operation(devices=True)
-def inside_a_device(pick: random.Random, device: str) -> None:
-    """A copy between two parts of one buffer."""
-    want = host(pick, ["f4", "u1"], [(400,)])
-    tensor = bridge.to_device(want, device, copy=True)
-    bridge.copy_(tensor[:100], tensor[200:400:2])
-    expected = want.copy()
-    expected[:100] = want[200:400:2]
-    same(fetched(tensor), expected)
 
 
 @operation(devices=True)
@@ -449,53 +431,6 @@ def host_view_of_a_shared_tensor(pick: random.Random, device: str) -> None:
     with view as seen:
         if seen.numpy()[0] != want[first]:
             raise Wrong("a host view of other memory")
-
-
-@operation(devices=True)
-def host_view_that_writes(pick: random.Random, device: str) -> None:
-    want = host(pick, DTYPES, [(64,), (1000,)])
-    tensor = bridge.zeros(want.shape, want.dtype, device)
-    try:
-        with tensor.host_view() as seen:
-            seen.numpy()[:] = want
-    except bridge.ExchangeError:
-        return
-    same(fetched(tensor), want)
-    try:
-        seen.numpy()
-    except bridge.ExchangeError:
-        return
-    if device != "cpu":
-        raise Wrong("a view was used after its block")
-
-
-@operation(devices=True)
-def host_memory_in_place(pick: random.Random, device: str) -> None:
-    memory = bridge.zeros(4096, "uint8").numpy()
-    memory[:] = pick.randrange(256)
-    try:
-        tensor = bridge.to_device(memory, device, copy=False)
-    except bridge.Error:
-        return
-    same(fetched(tensor), memory)
-
-
-@operation(devices=True)
-def memory_of_several_processes(pick: random.Random, device: str) -> None:
-    """A block, the device's tensor in it or in memory of the device's own, and the CPU's."""
-    want = host(pick)
-    try:
-        tensor = bridge.share(want, device)
-    except bridge.Error:
-        return
-    same(fetched(tensor), want)
-    here = bridge.share(tensor, "cpu")
-    same(here.numpy(), want)
-    again = bridge.share(here, device)
-    same(fetched(again), want)
-    own = tensor.origin == "shared device memory"  # then *here* is a copy in another block
-    if want.size and not own and again.data_ptr() != tensor.data_ptr():
-        raise Wrong("a second import of one block")
 
 
 @operation(devices=True)

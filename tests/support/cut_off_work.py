@@ -1,7 +1,7 @@
 """Work that is cut off at each place in turn: by an allocation that fails, or by a trace function.
 
-`failing_allocations` and `failing_lines` do the work once for each place, and note what was wrong
-afterwards. They are for processes of their own, which may crash.
+`each_failure` does the work once for each place, and prints what was wrong afterwards. It is for
+processes of their own, which may crash.
 """
 
 from __future__ import annotations
@@ -47,6 +47,30 @@ class Found:
     Destructors that are cut off give nothing up; and CPython before 3.13 loses the arguments of a
     call for which a cell gets no memory (``def f(x): return lambda: x`` shows it).
     """
+
+
+def each_failure(
+    how: str,
+    works: dict[str, Callable[[], object]],
+    look: Look,
+    folders: tuple[str, ...],
+    least: int,
+) -> None:
+    """Do each of *works* with each of its failures; print what was wrong.
+
+    *least*: so many failures there are to be in all.
+    """
+    found = Found()
+    for name, work in works.items():
+        before = len(found.wrong)
+        if how == "allocations":
+            failing_allocations(work, look, found)
+        else:
+            failing_lines(work, look, folders, found)
+        for wrong in found.wrong[before:]:
+            print(f"{name}, {wrong}")
+    assert found.failed >= least, found.failed
+    assert found.rises * 10 < found.failed, (found.rises, found.failed)
 
 
 def failing_allocations(work: Callable[[], object], look: Look, found: Found) -> None:
