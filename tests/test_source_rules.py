@@ -89,12 +89,44 @@ def claims(tree: ast.Module) -> list[int]:
     return found
 
 
+def filled_in(tree: ast.Module) -> list[int]:
+    """Lines at the top of a module that change what another module has.
+
+    Which table holds what must not depend on the modules that were loaded.
+    """
+    theirs = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    found = []
+    for node in tree.body:
+        changed: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            changed = node.targets
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            changed = [node.target]
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            method = node.value.func
+            changers = {"add", "append", "extend", "insert", "setdefault", "update"}
+            if isinstance(method, ast.Attribute) and method.attr in changers:
+                changed = [method]
+        for target in changed:
+            owner = target
+            while isinstance(owner, ast.Attribute | ast.Subscript):
+                owner = owner.value
+            if owner is not target and isinstance(owner, ast.Name) and owner.id in theirs:
+                found.append(node.lineno)
+    return found
+
+
 def found(source: str) -> dict[str, list[int]]:
     """The lines where *source* breaks, or has to explain, a rule."""
-    lines: dict[str, list[int]] = {"acquire": [], "gc": [], "lock": [], "filled": [], "pairs": []}
+    lines: dict[str, list[int]] = {"acquire": [], "gc": [], "lock": [], "pairs": []}
     lines["generator"], lines["weak"] = [], []
     tree = ast.parse(source)
-    lines["claim"] = claims(tree)
+    lines["claim"], lines["filled"] = claims(tree), filled_in(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute | ast.Constant):
             name = getattr(node, "id", getattr(node, "attr", getattr(node, "value", None)))
@@ -116,16 +148,6 @@ def found(source: str) -> dict[str, list[int]]:
         text = ast.unparse(node) if isinstance(node, ast.Call) else ""
         if text.startswith(pairs) and text.endswith(".items())") and ".copy()" not in text:
             lines["pairs"].append(node.lineno)
-    imported = {
-        alias.asname or alias.name
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dlbridge")
-        for alias in node.names
-    }
-    for node in tree.body:  # a table of another module that is filled while loading
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(target, ast.Subscript) and ast.unparse(target.value) in imported:
-            lines["filled"].append(node.lineno)
     return lines
 
 
@@ -162,6 +184,8 @@ def test_the_rules(path):
         ("lock = RLock()", "lock"),
         ("class A:\n    lock = threading.RLock()", "lock"),
         ("from dlbridge.core.interfaces.dlpack import TABLE\nTABLE['name'] = print", "filled"),
+        ("from . import a\na.t.update(x=1)", "filled"),
+        ("from .b import B\nB.f = 2", "filled"),
     ],
 )
 def test_each_rule_is_seen(source, rule):

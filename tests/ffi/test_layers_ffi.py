@@ -111,46 +111,6 @@ def test_the_table_of_what_is_looked_up_in_modules_above():
     assert typed == _methods._MODULES
 
 
-def filled_in(source):
-    """Lines at the top of a module that change what another module has."""
-    body = ast.parse(source).body
-    theirs = {
-        alias.asname or alias.name
-        for node in body
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for alias in node.names
-    }
-    found = []
-    for node in body:
-        changed = []
-        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            changed = [x for x in targets if isinstance(x, (ast.Attribute, ast.Subscript))]
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            method = node.value.func
-            changers = {"add", "append", "extend", "insert", "setdefault", "update"}
-            if isinstance(method, ast.Attribute) and method.attr in changers:
-                changed = [method]
-        for target in changed:
-            owner = target
-            while isinstance(owner, (ast.Attribute, ast.Subscript)):
-                owner = owner.value
-            if isinstance(owner, ast.Name) and owner.id in theirs:
-                found.append(node.lineno)
-    return found
-
-
-def test_no_module_fills_in_what_another_one_has():
-    """Which table holds what must not depend on the modules that were loaded."""
-    lines = {path.name: filled_in(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.py")}
-    assert {name: found for name, found in lines.items() if found} == {}
-
-
-def test_what_is_filled_in_is_seen():
-    source = "from . import a\nfrom .b import B, c\na.t.update(x=1)\nB.f = 2\nc[1] = 3\nd = {}\nd[1] = 2\n"
-    assert filled_in(source) == [3, 4, 5]
-
-
 # Public name -> where users find it; a pickle names this place.
 PLACES = {name: "dlbridge.ffi" for name in ffi.__all__ if ffi._HOMES.get(name, ".").startswith(".")}
 PLACES |= {
