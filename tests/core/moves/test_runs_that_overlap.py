@@ -104,35 +104,6 @@ def layout(name, dtype):
     return as_strided(start, shape, [step * size for step in strides])
 
 
-@pytest.mark.parametrize("dtype", ["u1", "u2", "f4"])
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_from_the_host(strict, name, dtype):
-    """To new memory, and into a target with gaps."""
-    source = layout(name, dtype)
-    there = bridge.to_device(source, DEVICE)
-    assert content(there).tobytes() == source.tobytes()
-    wide = bridge.zeros((*source.shape[:-1], 2 * source.shape[-1]), dtype, DEVICE)
-    bridge.copy_(wide[..., ::2], source)
-    assert content(wide)[..., ::2].tobytes() == source.tobytes()
-    assert not any(content(wide)[..., 1::2].tobytes())
-
-
-@pytest.mark.parametrize("dtype", ["u1", "u2", "f4"])
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_on_the_device(strict, name, dtype):
-    """To the host, in the device, to the other one, and into a target with gaps."""
-    source = layout(name, dtype)
-    there, _ = on_device(source, DEVICE)
-    assert there.shape == source.shape
-    assert content(there).tobytes() == source.tobytes()
-    for where in (DEVICE, OTHER):
-        moved = bridge.to_device(there, where, copy=True)
-        assert content(moved).tobytes() == source.tobytes()
-        wide = bridge.zeros((*source.shape[:-1], 2 * source.shape[-1]), dtype, where)
-        bridge.copy_(wide[..., ::2], there)
-        assert content(wide)[..., ::2].tobytes() == source.tobytes()
-
-
 REPEATED = [name for name, (_, strides) in LAYOUTS.items() if 0 in strides]
 
 

@@ -10,7 +10,7 @@ import dlbridge as bridge
 from dlbridge.core.moves import copies
 from dlbridge.extending import Memory, tensor_on
 from dlbridge.testing import TensorMachine
-from dlbridge.testing.stateful import PACKED
+from dlbridge.testing.stateful import PACKED, WHOLE
 
 DEVICES = ["cpu", "ext_dev:0"]
 
@@ -19,11 +19,11 @@ DEVICES = ["cpu", "ext_dev:0"]
 def test_random_operations(used):  # C31, P37
     """Beside a model in numpy; one device and the host: in the kit, for each backend."""
 
-    class BelowAByte(TensorMachine):
+    class Machine(TensorMachine):
         devices = used
-        dtypes = PACKED
+        dtypes = PACKED if len(used) == 1 else (*WHOLE, *PACKED)
 
-    BelowAByte.run(1000)
+    Machine.run(1000)
 
 
 def codes(tensor):
