@@ -19,18 +19,6 @@ def noise(nbytes):
     return random.Random(SEED).randbytes(nbytes)
 
 
-def test_a_mapped_copy_waits_for_the_device(vulkan, tensors, scale, delay):
-    """The host must not write under a running shader, nor read before it is done."""
-    data = tensors.of(np.ones(1, np.float32))
-    delay(vulkan, data)
-    scale(vulkan, data, 1, 2.0)
-    assert np.frombuffer(tensors.bytes(data, 4), np.float32)[0] == 2
-    delay(vulkan, data)
-    scale(vulkan, data, 1, 3.0)
-    write(vulkan, data, np.float32(7).tobytes())
-    assert np.frombuffer(tensors.bytes(data, 4), np.float32)[0] == 7
-
-
 # Strided
 
 

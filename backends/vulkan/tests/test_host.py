@@ -40,20 +40,6 @@ def test_a_shader_writes_host_memory_in_place(vulkan, pages, scale):
     free(vulkan, 0, data, 0)
 
 
-def test_free_waits_before_the_memory_goes(vulkan, delay):
-    """dlbridge lets the memory go as soon as `free` returns: nothing may use it then."""
-    memory = mmap.mmap(-1, PAGE)
-    array = np.frombuffer(memory, np.float32)
-    data, _ = import_host(vulkan, 0, address(array), PAGE, False)
-    value = delay(vulkan, data)
-    queue = vulkan.devices[0].queue
-    assert not queue.done(value)
-    free(vulkan, 0, data, 0)
-    assert queue.done(value)
-    del array
-    memory.close()
-
-
 def test_free_waits_although_a_call_has_the_buffer(vulkan, pages, delay):
     """The memory goes when its owner is dropped, whoever has looked the buffer up before.
 

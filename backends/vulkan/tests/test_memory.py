@@ -90,13 +90,6 @@ def test_a_change_that_a_collection_interrupts(threshold):
     assert sum(each.end - each.start for each in taken) == 1000 - sum(b - a for a, b in block.free)
 
 
-def test_the_tightest_range_is_taken():
-    block = block_of(1000)
-    block.free = [(0, 400), (500, 560), (600, 1000)]
-    assert block.fit(50, 4, 4) == (10, 500)
-    assert block.fit(401, 4, 4) is None
-
-
 # Heaps
 
 
@@ -123,15 +116,6 @@ def test_alignment_holds_for_the_host_address(vulkan, tensors, alignment):
     for nbytes in (1, 100, 5000):
         allocation = tensors.allocation(tensors.new(nbytes, alignment))
         assert allocation.mapped % alignment == 0
-
-
-def test_live_buffers_share_memory_and_no_byte(tensors):
-    """Own VkBuffers, bound at different places of few VkDeviceMemory."""
-    made = [tensors.allocation(tensors.new(100 + i)) for i in range(50)]
-    assert len({a.buffer for a in made}) == 50
-    places = sorted((a.memory, a.start, a.end) for a in made)
-    for low, high in pairwise(places):
-        assert low[0] != high[0] or low[2] <= high[1]
 
 
 def test_empty_blocks_are_kept_up_to_a_limit(own, monkeypatch):

@@ -13,22 +13,6 @@ from dlbridge.errors import DeviceError, DeviceMemoryError
 from dlbridge.protocol import Span
 
 
-def test_later_work_sees_earlier_work(each, scale):
-    """Two hundred dependent steps, copies and shaders mixed, and one wait at the end."""
-    backend = each.backend
-    a, b = each.of(np.ones(1000, np.float32)), each.new(4000)
-    for _ in range(100):
-        scale(backend, a, 1000, 1.5)
-        backend.copy(Span(0, b, 0, 4000), Span(0, a, 0, 4000), 0)
-        scale(backend, b, 1000, 0.5)
-        backend.copy(Span(0, a, 0, 4000), Span(0, b, 0, 4000), 0)
-    got = np.frombuffer(each.bytes(a, 4000), np.float32)
-    want = np.float32(1)
-    for _ in range(100):
-        want = np.float32(np.float32(want * np.float32(1.5)) * np.float32(0.5))
-    assert (got == want).all()
-
-
 def test_the_host_sees_what_the_device_wrote(vulkan, tensors, monkeypatch):
     """Each submission ends with a barrier towards the host (Vulkan 1.3, "Host Write Ordering").
 
@@ -62,23 +46,6 @@ def test_the_host_sees_what_the_device_wrote(vulkan, tensors, monkeypatch):
         "vkCmdCopyBuffer",
         (everything, host, write, host_access),
     ]
-
-
-def test_a_recording_that_fails_submits_nothing(vulkan, tensors):
-    """The command buffer is used again, the timeline goes on."""
-    queue = vulkan.devices[0].queue
-    before = queue.submitted
-
-    def broken(commands):
-        raise KeyError("recording")
-
-    with pytest.raises(KeyError):
-        queue.submit(broken)
-    assert queue.submitted == before
-    assert not queue.lock._is_owned()
-    data = tensors.new(64)
-    vulkan.copy(Span(0, data, 32, 32), Span(0, data, 0, 32), 0)
-    queue.finish()
 
 
 def test_a_recording_that_fails_loses_no_command_buffer(vulkan, tensors):
