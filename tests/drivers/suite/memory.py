@@ -25,23 +25,9 @@ from .rig import (
     rig,
     settle,
     stream,
-    write,
 )
 
 MAX_THRESHOLD = 2**64 - 1
-
-
-@pytest.mark.parametrize("alignment", [1, 256, 8192, 1 << 16, 1 << 20])
-def test_alignment_and_free_of_over_aligned_memory(fake, kind, alignment):
-    live = fake.live()
-    held = [hold(kind.allocate(0, 1000, alignment, default())) for _ in range(5)]
-    assert [data % alignment for data in held] == [0] * 5
-    for data in held:
-        write(kind, data, b"x" * 1000)
-        assert read(kind, data, 1000) == b"x" * 1000
-        drop(data, default())
-    kind.synchronize(0, default())
-    assert fake.live() == live
 
 
 def test_memory_is_on_the_device_that_was_asked_for(fake, device, two_devices):

@@ -110,30 +110,6 @@ def test_events_are_used_again(fake, device):
         assert fake.calls("event") == before
 
 
-def test_waiting_for_itself_is_nothing(fake, device):  # S17
-    with stream() as own:
-        before = fake.calls("wait"), fake.calls("record")
-        device.wait(0, own, own)
-        device.wait(0, 0, default())
-        device.wait(0, default(), 0)
-        assert (fake.calls("wait"), fake.calls("record")) == before
-
-
-def test_wait_between_devices(device, two_devices):
-    with (
-        stream(0) as first,
-        stream(1) as second,
-        memory(device, OLD, first) as source,
-        memory(device, N, second, device_id=1) as copy,
-        gate(first) as closed,
-    ):
-        device.fill(Span(0, source, 0, N), NEW[0], first)
-        device.wait(1, second, first)
-        device.copy(Span(1, copy, 0, N), Span(0, source, 0, N), second)
-        closed.open_soon()
-        assert read(device, copy, N, second, 1) == NEW
-
-
 def test_synchronize_waits_and_lets_other_threads_run(device):
     """The GIL is not held meanwhile, else nobody could open the gate."""
     with stream() as own, gate(own) as closed:
