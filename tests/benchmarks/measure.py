@@ -72,7 +72,7 @@ def main() -> int:
     if arguments.against_tree:
         if not hasattr(module, "rows"):
             parser.error(f"--against-tree compares rows, which {arguments.what} does not have")
-        both = compared(module.__name__, arguments.against_tree, arguments.rounds)
+        both = compared(module.__name__, arguments.against_tree, arguments.rounds, AGAIN)
         print(table(both))
         return int(any(row.is_slower for row in both))
     if arguments.what == "files":

@@ -43,17 +43,17 @@ def other(tmp_path):
 
 
 def test_two_rounds_of_two_trees(toy, other, tmp_path):
-    rows = compared(toy, other, 2)
+    rows = compared(toy, other, 2, 1)
     assert rows == [Compared("same", 50, 50), Compared("slower", 200, 100)]
     assert [row.is_slower for row in rows] == [False, True]
     said = table(rows)
     assert "| slower | 200 | 100 | 2.00 |" in said
     assert said.endswith("slower by more than 15%: slower")
-    turns = ["ours", "other", *["other", "ours"] * 2, *["ours", "other"] * 2]
+    turns = ["ours", "other", *["other", "ours"] * 2, *["ours", "other"] * 2, "other", "ours"]
     assert (tmp_path / "log").read_text().split() == turns
 
 
 def test_a_tree_without_the_package(toy, tmp_path, capfd):
     with pytest.raises(SystemExit, match="the process of a tree has ended"):
-        compared(toy, tmp_path, 1)
+        compared(toy, tmp_path, 1, 0)
     assert f"and not of {tmp_path}" in capfd.readouterr().err

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,23 +97,31 @@ def work(root: str, name: str) -> None:
         wanted = json.loads(line).__eq__
 
 
-def compared(module: str, other: Path, rounds: int) -> list[Compared]:
-    """Each row of the *module* that both trees have; its first turns only say which there are."""
+def compared(module: str, other: Path, rounds: int, again: int) -> list[Compared]:
+    """Each row of the *module* that both trees have; its first turns only say which there are.
+
+    A row that looks slower is measured in up to *again* rounds more: other work on the machine is
+    no reason.
+    """
     with ExitStack() as ends:
         trees = [Tree(root, module, ends) for root in (ROOT, other.resolve(strict=True))]
         known, others = (tree.first for tree in trees)
-        best = {label: [float("inf")] * 2 for label in known if label in others}
-        for number in range(rounds):
+        rows = {label: Compared(label, inf, inf) for label in known if label in others}
+        for number in range(rounds + again):
             seen: set[str] = set()
-            for label in best:
-                if label in seen:  # some benchmarks measure all rows of a curve at once
+            for row in list(rows.values()):
+                # Some benchmarks measure all rows of a curve at once.
+                if row.label in seen or (number >= rounds and not row.is_slower):
                     continue
-                for index in (0, 1) if number % 2 else (1, 0):
-                    turn = trees[index].measure(known[label][0])
-                    for each in turn.keys() & best.keys():
-                        best[each][index] = min(best[each][index], turn[each][1])
-                        seen.add(each)
-    return [Compared(label, *both) for label, both in best.items()]
+                operation = known[row.label][0]
+                order = (0, 1) if number % 2 else (1, 0)
+                turns = {each: trees[each].measure(operation) for each in order}
+                for label in turns[0].keys() & turns[1].keys() & rows.keys():
+                    (_, ours), (_, theirs) = turns[0][label], turns[1][label]
+                    _, best, others_best = rows[label]
+                    rows[label] = Compared(label, min(best, ours), min(others_best, theirs))
+                    seen.add(label)
+    return list(rows.values())
 
 
 def table(rows: list[Compared]) -> str:
