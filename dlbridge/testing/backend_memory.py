@@ -19,6 +19,7 @@ from dlbridge.protocol import (
     SupportsCopy,
     SupportsDeviceInfo,
     SupportsFill,
+    SupportsForeignData,
     SupportsMemoryExport,
     SupportsMemoryImport,
     SupportsStreams,
@@ -100,26 +101,32 @@ class MemoryTests(BackendCase):
         assert len(set(held)) == len(held)
         assert [device.read(data, 0, 300) for data in held] == contents
 
-    def test_many_memories_at_once(self, device: DeviceUnderTest) -> None:
-        """A thousand memories and more that live hold as many contents."""
-        count, until = drawn(1100, 3000), time.monotonic() + 3
-        held: list[int] = []
+    def test_many_memories_at_once(self, devices: list[DeviceUnderTest]) -> None:
+        """A thousand memories and more that live hold as many contents, each on its device."""
+        count, until, backend = drawn(1100, 3000), time.monotonic() + 3, devices[0].backend
+        held: list[tuple[DeviceUnderTest, int]] = []
         while len(held) < count and time.monotonic() < until:  # no verdict: a slow device has fewer
-            held.append(device.allocate(16))
-            device.upload(held[-1], 0, memoryview(b"%16d" % len(held)))
+            device = devices[len(held) % len(devices)]
+            held.append((device, device.allocate(16)))
+            device.upload(held[-1][1], 0, memoryview(b"%16d" % len(held)))
         results = [bytearray(16) for _ in held]
-        for data, result in zip(held, results, strict=True):
+        for (device, data), result in zip(held, results, strict=True):
             device.download(data, 0, memoryview(result))
-        device.synchronize()
-        assert len({*held}) == len(held)
+            if isinstance(backend, SupportsForeignData):
+                known = backend.import_data(device.device_id, data, "somebody.else")
+                assert known == (device.device_id, data)
+        for device in devices:
+            device.synchronize()
+        assert len({(device.device_id, data) for device, data in held}) == len(held)
         wrong = [at for at, result in enumerate(results, 1) if result != b"%16d" % at]
         assert wrong == [], f"of {len(held)} memories these have other bytes"
-        before = live_allocations(device.backend)
-        for data in random.Random(count).sample(held, len(held)):
+        before = live_allocations(backend)
+        for device, data in random.Random(count).sample(held, len(held)):
             device.free(data)
-        device.synchronize()
-        if hasattr(device.backend, "live_allocations"):
-            check_live(device.backend, before - len(held), "after many memories were dropped")
+        for device in devices:
+            device.synchronize()
+        if hasattr(backend, "live_allocations"):
+            check_live(backend, before - len(held), "after many memories were dropped")
 
     def test_handles_do_not_come_again(self, device: DeviceUnderTest) -> None:
         """More memory is made than 16 bits can number: no handle is that of memory that lives."""

@@ -314,6 +314,9 @@ class SideEffectTests(PublicCase):
             before = state()
             try:
                 call()
+                thread = threading.Thread(target=call, daemon=True)
+                thread.start()
+                thread.join()
                 differs = what_differs(before, state())
             finally:
                 gc.enable()

@@ -231,15 +231,20 @@ class Walk:
         """Where its device is in `streams`."""
         return [of[0].device_id for of in self.streams].index(held.device.device_id)
 
+    def one(self, name: str) -> Held:
+        """One memory of the call."""
+        known = [*self.held, *self.imports]
+        number: int = self.now[name]
+        return known[number % len(known)]
+
     def side(self, name: str, offset: str, nbytes: int) -> tuple[Held, int]:
         """One memory of the call, and an offset with so many bytes behind it."""
-        held = [*self.held, *self.imports][self.now[name] % (len(self.held) + len(self.imports))]
+        held = self.one(name)
         return held, min(self.now[offset], len(held.model) - nbytes)
 
-    def length(self) -> int:
+    def length(self, *names: str) -> int:
         """The length of the call, as far as each memory goes."""
-        least = min(len(each.model) for each in (*self.held, *self.imports))
-        return int(min(self.now["nbytes"], least))
+        return int(min(self.now["nbytes"], *(len(self.one(name).model) for name in names)))
 
     def buffer(self, nbytes: int) -> memoryview:
         """Host memory with new bytes: an object of its own, or one that was used before."""
@@ -318,7 +323,7 @@ class Walk:
 
     def upload(self) -> None:
         """`copy_from_host`."""
-        nbytes = self.length()
+        nbytes = self.length("target")
         held, to = self.side("target", "to", nbytes)
         source = self.buffer(nbytes)
         mine = self.on(self.index(held))
@@ -328,7 +333,7 @@ class Walk:
 
     def download(self) -> None:
         """`copy_to_host`."""
-        nbytes = self.length()
+        nbytes = self.length("source")
         held, at = self.side("source", "at", nbytes)
         into = bytearray(nbytes)
         mine = self.on(self.index(held))
@@ -338,7 +343,7 @@ class Walk:
 
     def fill(self) -> None:
         """`SupportsFill`."""
-        nbytes = self.length()
+        nbytes = self.length("target")
         held, to = self.side("target", "to", nbytes)
         mine, value = self.on(self.index(held)), self.now["value"]
         self.do("fill", mine.fill, held.data, held.start + to, nbytes, value)
@@ -367,7 +372,7 @@ class Walk:
 
     def copy(self) -> None:
         """`SupportsCopy`."""
-        nbytes = self.length()
+        nbytes = self.length("target", "source")
         (held, to), (other, at) = (
             self.side("target", "to", nbytes),
             self.side("source", "at", nbytes),
@@ -385,7 +390,7 @@ class Walk:
         strides = [strides_of([*shape], run, self.now[each]) for each in ("gaps", "source_gaps")]
         regions = [Region(shape, tuple(each), run) for each in strides]
         sizes = [each.extent for each in regions]
-        if max(sizes) > min(len(each.model) for each in (*self.held, *self.imports)):
+        if max(sizes) > min(len(self.one(name).model) for name in ("target", "source")):
             return
         (held, to), (other, at) = (
             self.side("target", "to", sizes[0]),
