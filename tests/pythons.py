@@ -4,11 +4,11 @@ Those on the path count, those of pyenv, and those that `make pythons` brought. 
 a virtual environment of its own (.venv-3.12 and so on) with what the core's tests need; the peers
 are tested where their wheels install, by `make test-core`. On the oldest those of the core, of
 calls and of safety run, on the newest those that depend on the interpreter: signals, threads,
-exits, leaks and its implementation details. `--all` takes each CPython, and all these tests and
-those of the kit; versions (`3.14 3.15`) take only these, with the same tests. `--peers` installs
-the newest peers beside the newest one that has wheels of them all (several GB with torch), and runs
-the tests that meet them. `--lowest` takes only this Python, with the lowest versions that
-pyproject.toml allows, and all tests of the core and of the FFI.
+exits, leaks and its implementation details. `--all` takes each CPython, and all these tests,
+those of the kit and of each dtype; versions (`3.14 3.15`) take only these, with the same tests.
+`--peers` installs the newest peers beside the newest one that has wheels of them all (several GB
+with torch), and runs the tests that meet them. `--lowest` takes only this Python, with the lowest
+versions that pyproject.toml allows, and all tests of the core and of the FFI.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ ROOMS = [
     *of_ffi(FFI),
 ]
 MORE = ["tests/core", *of_ffi(FFI), "tests/safety"]
-EVERY = [*MORE, "tests/kit"]
+# numpy's registry of types is in 2.5, which CPython 3.11 cannot have.
+EVERY = [*MORE, "tests/kit", "tests/interop/test_every_dtype.py"]
 WITH_PEERS = [
     "tests/interop",
     "tests/watching/test_verdicts.py",

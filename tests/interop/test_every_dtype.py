@@ -211,6 +211,7 @@ WAYS_OUT = ("t.view(", "t.tobytes()", "like='numpy'", "jax_enable_x64")
 @pytest.mark.parametrize("like", LIBRARIES)
 def test_each_dtype_as_an_array_of_another_library(library, like, device):
     """Of the same dtype, or there is none."""
+    peer(like)
     wrong, made = [], set()
     for name, x in LIBRARIES[library]():
         if name in REFUSED[library]:
