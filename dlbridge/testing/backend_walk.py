@@ -481,7 +481,7 @@ class Walk:
         number = self.chance.randrange(len(tried))
         self.said.append(f"refused call {number} on {span}")
         with pytest.raises((Error, TypeError)):
-            tried[number]()
+            self.do("refused", tried[number])
 
     def native(self) -> None:
         """`to_native`: each object is as it was asked for, beside those that are there."""

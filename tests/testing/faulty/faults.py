@@ -3314,11 +3314,11 @@ class ContextsOfTheFirst(Sound):
 
     def __init__(self):
         super().__init__()
-        self.contexts = {}
+        self.contexts, self.made = {}, itertools.count()
 
     def allocate(self, device_id, nbytes, alignment, stream, content=None):
         if device_id not in self.contexts:
-            time.sleep(100 * DRIVER_TIME)
+            time.sleep((100 + 10 * next(self.made)) * DRIVER_TIME)
             self.contexts[device_id] = object()
         made = super().allocate(device_id, nbytes, alignment, stream)
         made.owner = self.contexts[device_id]
