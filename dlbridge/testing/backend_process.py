@@ -130,12 +130,14 @@ def work(number):
         ready.wait()
         on = f"{name}:{devices[number % len(devices)]}"
         tensor = dlbridge.to_device(array + number, on, copy=True)
+        ready.wait()  # all of them have memory
         for turn in range(3):
             again = dlbridge.zeros(array.shape, "float32", on)
             dlbridge.copy_(again, tensor)
             assert (on_host(again) == array + number).all(), "other elements"
     except BaseException as exc:
         failures.append(exc)
+        ready.abort()
         raise
 
 sys.setswitchinterval(1e-5)
