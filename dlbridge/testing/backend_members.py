@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-import dlbridge
 from dlbridge.protocol import (
-    ADDRESS_DEVICES,
     NativeArray,
     SupportsDeviceInfo,
     SupportsForeignData,
@@ -108,21 +104,6 @@ class Members:
         if isinstance(backend, SupportsNative):
             calls["to_native"] = self.native
         return calls
-
-
-def same_array(backend: Any, again: NativeArray | None, array: NativeArray) -> None:
-    """Assert that *again* describes the same elements as *array*."""
-    assert again is not None, "from_native does not recognise what to_native returned"
-    assert again.device_id == array.device_id
-    named, given = (again.data, again.offset), (array.data, array.offset)
-    if backend.device_type in ADDRESS_DEVICES:
-        named, given = (sum(named), 0), (sum(given), 0)
-    assert named == given, "from_native(to_native(x)) names other memory than x: data, offset"
-    assert (again.dtype, tuple(again.shape)) == (array.dtype, array.shape)
-    itemsize = dlbridge.dtype(array.dtype).itemsize
-    packed = np.empty(array.shape, f"V{itemsize}").strides
-    strides = packed if again.strides is None else tuple(again.strides)
-    assert strides == (packed if array.strides is None else array.strides)
 
 
 def each_member(

@@ -13,10 +13,9 @@ import pytest
 
 import dlbridge
 from dlbridge.errors import Error
-from dlbridge.protocol import NativeArray, SupportsNative
+from dlbridge.protocol import ADDRESS_DEVICES, NativeArray, SupportsNative
 
 from .backend_base import DeviceUnderTest, random_bytes
-from .backend_members import same_array
 from .backend_moves import DTYPES, PublicCase, numbers, on_host, packed_tensor, padded_tensor
 
 if TYPE_CHECKING:
@@ -96,6 +95,21 @@ def described(
     """A compact array on the memory of *owner*; None: of no elements."""
     data, who = (0, object()) if owner is None else (owner.data, owner)
     return NativeArray(device.device_id, data, 0, dtype, shape, None, readonly=False, owner=who)
+
+
+def same_array(backend: Any, again: NativeArray | None, array: NativeArray) -> None:
+    """Assert that *again* describes the same elements as *array*."""
+    assert again is not None, "from_native does not recognise what to_native returned"
+    assert again.device_id == array.device_id
+    named, given = (again.data, again.offset), (array.data, array.offset)
+    if backend.device_type in ADDRESS_DEVICES:
+        named, given = (sum(named), 0), (sum(given), 0)
+    assert named == given, "from_native(to_native(x)) names other memory than x: data, offset"
+    assert (again.dtype, tuple(again.shape)) == (array.dtype, array.shape)
+    itemsize = dlbridge.dtype(array.dtype).itemsize
+    packed = np.empty(array.shape, f"V{itemsize}").strides
+    strides = packed if again.strides is None else tuple(again.strides)
+    assert strides == (packed if array.strides is None else array.strides)
 
 
 class NativeTests(PublicCase, needs=SupportsNative):

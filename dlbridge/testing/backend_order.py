@@ -436,7 +436,7 @@ class OrderTests(BackendCase):
         self.need(backend, SupportsStreams)
         made: list[object] = []
         count, until = drawn(80, 160), time.monotonic() + 3
-        while len(made) < count and time.monotonic() < until:
+        while len(made) < count and time.monotonic() < until:  # no verdict: a slow device has fewer
             made.append(self.make_stream(backend, device_id))
             if made[-1] is None:
                 pytest.skip("there is one stream (make_stream)")
@@ -475,10 +475,6 @@ class OrderTests(BackendCase):
             mine.synchronize()
             data = mine.filled(b"and on")
             assert mine.read(data, 0, 6) == b"and on"
-        self.is_waited_for(device)
-
-    def is_waited_for(self, device: DeviceUnderTest) -> None:
-        """Streams wait for each other."""
         self.test_wait_orders_two_streams(device)
 
     def test_failed_work_is_said_after_a_wait(self, device: DeviceUnderTest) -> None:

@@ -1,4 +1,4 @@
-"""The end of a process, and forked processes: each scene runs in a process of its own."""
+"""Processes: their first use of a device, their end, forks; each scene runs in one of its own."""
 
 from __future__ import annotations
 

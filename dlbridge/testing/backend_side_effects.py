@@ -170,7 +170,7 @@ GETTERS: list[tuple[Any, str]] = [
 """Functions that say how the process is set; not each system has all of them."""
 
 LOGGING = ("raiseExceptions", "lastResort", "_warnings_showwarning", "_srcfile")
-"""What is set in the module."""
+"""Settings of the module `logging`."""
 
 
 def _asked(module: Any, name: str) -> object:
@@ -192,7 +192,7 @@ def _at_start() -> set[str]:
 AT_START = _at_start()
 
 AT_IMPORT = inherited()
-"""In most cases before the device is opened in this process."""
+"""What this process hands on, mostly from before a device is opened in it."""
 
 
 def _shown() -> list[str]:

@@ -161,7 +161,7 @@ def free_in_finalizers(
     thresholds: list[int],
     patience: float,
     seconds: float,
-    make_stream: Callable[[], object] = bool,
+    make_stream: Callable[[], object] = lambda: None,
 ) -> bool:
     """Have memory freed at any point of calls for other memory; False: a deadlock.
 
@@ -405,7 +405,7 @@ class ThreadTests(PublicCase):
             "deadlock: a finalizer waits for a lock of its own thread"
         )
         for mine in self.each_stream(device)[1:]:
-            # After a deadlock of streams pytest would not end: `limit` ends it.
+            # `limit` comes first: pytest could not end after a deadlock of streams.
             more = partial(self.make_stream, backend, device.device_id)
             free_in_finalizers(mine, [1] * 40, 8 * self.patience, self.patience, more)
         device.synchronize()

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,6 +35,7 @@ from .backend_base import (
     BackendCase,
     DeviceUnderTest,
     are_same,
+    catch,
     check_live,
     drawn,
     drop,
@@ -41,7 +43,7 @@ from .backend_base import (
     random_bytes,
 )
 from .backend_copy import region, strides_of
-from .backend_members import same_array
+from .backend_native import same_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,11 +76,11 @@ ARGUMENTS: dict[str, list[Any]] = {
     "writable": [True, False],
     "dtype": ["float32", "int32", "int16", "uint8"],
     "layout": ["packed", "rows", "columns"],
-    "owner": ["new", "memory"],
+    "owner": ["new", "the memory's"],
     "way": ["copy_strided", "copy_strided", "from_host", "to_host"],
     "thread": [False] * 7 + [True],
 }
-"""What each argument of a walk is drawn from."""
+"""What the arguments of a walk are drawn from; a value that is there twice comes twice as often."""
 
 _BYTES = ("target", "to", "nbytes")
 _RUNS = ("target", "to", "source", "at", "shape", "run", "gaps", "source_gaps", "seed")
@@ -149,7 +151,7 @@ class Walk:
         self.pin = ctypes.c_char.from_buffer(self.area)
         self.address = ctypes.addressof(self.pin)
         self.area_model = bytearray(PAGES)
-        self.held = [self.made(index % len(devices)) for index in (0, 0, 0, 1)]
+        self.held = [self.memory(index % len(devices)) for index in (0, 0, 0, 1)]
         self.imports: list[Held] = []
         self.calls = self.known()
 
@@ -197,7 +199,7 @@ class Walk:
 
     # What a call has -----------------------------------------------------------
 
-    def made(self, index: int, content: bytes | None = None) -> Held:
+    def memory(self, index: int, content: bytes | None = None) -> Held:
         """New memory on a device with some content."""
         device = self.on(index)
         content = content or self.chance.randbytes(SIZE)
@@ -213,8 +215,7 @@ class Walk:
 
     def on(self, index: int) -> DeviceUnderTest:
         """The device on the stream of this call, which is behind all work so far."""
-        of = self.streams[index]
-        last: DeviceUnderTest = self.last[index]
+        of, last = self.streams[index], self.last[index]
         mine: DeviceUnderTest = of[self.now["stream"] % len(of)]
         if mine is not last:
             self.last[index] = mine
@@ -256,30 +257,21 @@ class Walk:
         self.buffers[which - 1][:nbytes] = content
         return memoryview(self.buffers[which - 1])[:nbytes]
 
-    def do(self, what: str, call: Callable[..., object], *given: object) -> None:
-        """Call it, in this thread or in another."""
+    def do(self, what: str, call: Callable[..., Any], *given: object) -> Any:
+        """Call it, in this thread or in another, and return what it returns."""
         self.said.append(f"{what}{given!r}"[:400])
         if not self.now["thread"]:
-            call(*given)
-            return
+            return call(*given)
+        got: list[Any] = []
         failures: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                call(*given)
-            except BaseException as exc:
-                failures.append(exc)
-
+        work = partial(catch, failures, lambda: got.append(call(*given)))
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(self.case.patience)
         assert not thread.is_alive(), f"{what} does not return in another thread"
         if failures:
             raise failures.pop()
-
-    def into(self, got: list[Any], call: Callable[..., object], *given: object) -> None:
-        """Keep what *call* returns in *got*."""
-        got.append(call(*given))
+        return got.pop()
 
     def written(self, held: Held, mine: DeviceUnderTest) -> None:
         """Sometimes have all of it read, behind the work."""
@@ -350,10 +342,10 @@ class Walk:
         held.model[to : to + nbytes] = bytes([value]) * nbytes
         self.written(held, mine)
 
-    def may_copy(self, held: Held, to: int, other: Held, at: int, nbytes: int) -> bool:
-        """Whether dlbridge would ask for it."""
+    def may_copy(self, held: Held, to: int, other: Held, at: int, sizes: list[int]) -> bool:
+        """Whether the two sides, of these *sizes*, have no byte in common, as dlbridge promises."""
         if held is other:
-            return abs(to - at) >= nbytes
+            return to + sizes[0] <= at or at + sizes[1] <= to
         return not (held.is_import and other.is_import)
 
     def ordered(self, held: Held, other: Held) -> DeviceUnderTest:
@@ -373,11 +365,9 @@ class Walk:
     def copy(self) -> None:
         """`SupportsCopy`."""
         nbytes = self.length("target", "source")
-        (held, to), (other, at) = (
-            self.side("target", "to", nbytes),
-            self.side("source", "at", nbytes),
-        )
-        if not self.may_copy(held, to, other, at, nbytes):
+        held, to = self.side("target", "to", nbytes)
+        other, at = self.side("source", "at", nbytes)
+        if not self.may_copy(held, to, other, at, [nbytes, nbytes]):
             return
         mine = self.ordered(held, other)
         self.do("copy", mine.copy, held.span(to, nbytes), other.span(at, nbytes))
@@ -392,10 +382,8 @@ class Walk:
         sizes = [each.extent for each in regions]
         if max(sizes) > min(len(self.one(name).model) for name in ("target", "source")):
             return
-        (held, to), (other, at) = (
-            self.side("target", "to", sizes[0]),
-            self.side("source", "at", sizes[1]),
-        )
+        held, to = self.side("target", "to", sizes[0])
+        other, at = self.side("source", "at", sizes[1])
         member = self.now["way"]
         taken, into = bytearray(other.model[at : at + sizes[1]]), bytearray(sizes[0])
         if member == "from_host":
@@ -408,21 +396,16 @@ class Walk:
             self.do(member, mine.copy, memoryview(into), other.span(at, sizes[1]), *regions)
             other.device = mine
         else:
-            far = held is not other or to + sizes[0] <= at or at + sizes[1] <= to
-            if held.device.device_id != other.device.device_id or not far:
-                return
-            if held.is_import and other.is_import:
+            is_one_device = held.device.device_id == other.device.device_id
+            if not is_one_device or not self.may_copy(held, to, other, at, sizes):
                 return
             mine = self.ordered(held, other)
             self.do(member, mine.copy, held.span(to, sizes[0]), other.span(at, sizes[1]), *regions)
-        want = (
-            bytearray(sizes[0])
-            if member == "to_host"
-            else bytearray(held.model[to : to + sizes[0]])
-        )
-        region(want, 0, strides[0], [*shape], run)[...] = region(
-            taken, 0, strides[1], [*shape], run
-        )
+        want = bytearray(sizes[0])
+        if member != "to_host":
+            want[:] = held.model[to : to + sizes[0]]
+        moved = region(taken, 0, strides[1], [*shape], run)
+        region(want, 0, strides[0], [*shape], run)[...] = moved
         if member == "to_host":
             self.expect(into, bytes(want))
             return
@@ -438,7 +421,7 @@ class Walk:
         self.natives = [each for each in self.natives if each[1].data != held.data]
         self.said.append(f"the end of {held.data:#x}, and new memory")
         self.free(held)
-        self.held[number] = self.made(index, random_bytes(SIZE, self.now["seed"]))
+        self.held[number] = self.memory(index, random_bytes(SIZE, self.now["seed"]))
 
     def free(self, held: Held) -> None:
         """Drop it behind the last work, in one of the ways."""
@@ -451,8 +434,7 @@ class Walk:
 
     def refusal(self) -> None:
         """A call that cannot be right: it raises, and changes nothing."""
-        device = self.last[0]
-        held, host = self.held[0], memoryview(bytearray(64))
+        device, held = self.last[0], self.held[0]
         unknown = Span(self.backend.device_count() + 3, held.data, 0, 64)
         wrong = [unknown, Span(-1, held.data, 0, 64)]
         if self.backend.device_type not in ADDRESS_DEVICES:
@@ -495,25 +477,22 @@ class Walk:
         }[self.now["layout"]]
         owner = Owner() if self.now["owner"] == "new" else held.owner
         array = NativeArray(
-            *(
-                held.device.device_id,
-                held.data,
-                self.now["to"] & ~3,
-                dtype,
-                (rows, columns),
-                strides,
-            ),
+            held.device.device_id,
+            held.data,
+            self.now["to"] & ~3,
+            dtype,
+            (rows, columns),
+            strides,
             readonly=not self.now["writable"],
             owner=owner,
         )
         seen = weakref.ref(owner)
         self.said.append(f"to_native{array[:-2]}")
-        got: list[Any] = []
         try:
-            self.do("to_native", self.into, got, self.backend.to_native, array)
+            made = self.do("to_native", self.backend.to_native, array)
         except Error:
             return
-        made, array = got.pop(), array._replace(owner=None)
+        array = array._replace(owner=None)
         del owner
         assert seen() is not None, "to_native does not keep array.owner alive"
         if self.now["owner"] == "new":
@@ -540,18 +519,10 @@ class Walk:
             nbytes = given["nbytes"]
             to = min(given["to"], SIZE - nbytes)
             span = held.span(to, nbytes)
-            got: list[Any] = []
-            self.do(
-                "host_view",
-                self.into,
-                got,
-                self.backend.host_view,
-                span,
-                given["writable"],
-                mine.stream,
-            )
-            assert got[0].nbytes >= nbytes
-            opened.append((got.pop(), to, nbytes, given["writable"]))
+            writable = given["writable"]
+            view = self.do("host_view", self.backend.host_view, span, writable, mine.stream)
+            assert view.nbytes >= nbytes
+            opened.append((view, to, nbytes, writable))
         for view, to, nbytes, writable in opened:
             if writable:
                 held.model[to : to + nbytes] = new = self.chance.randbytes(nbytes)
@@ -576,19 +547,16 @@ class Walk:
             self.free(ended)
             self.look_at_area()
             return
-        index = 0
         step = self.chance.choice((mmap.PAGESIZE, 256))  # most drivers take whole pages
         start = self.now["to"] // step * step
         nbytes = min(max(self.now["nbytes"] - start, 256), PAGES - start)
-        readonly, mine = not self.now["writable"], self.on(index)
+        readonly, mine = not self.now["writable"], self.on(0)
         self.said.append(f"import_host({start} of {self.address:#x}, {nbytes}, {readonly})")
         given = mine.device_id, self.address + start, nbytes, readonly, mine.stream
-        got: list[Any] = []
         try:
-            self.do("import_host", self.into, got, self.backend.import_host, *given)
+            made = self.do("import_host", self.backend.import_host, *given)
         except Error:  # the driver may refuse memory that is imported already
             return
-        made = got.pop()
         assert made.nbytes >= nbytes
         model = memoryview(self.area_model)[start : start + nbytes]
         held = Held(mine, made, model, is_import=True)
@@ -638,6 +606,6 @@ class WalkTests(BackendCase):
         check_live(backend, before, "after calls with one difference")
 
 
-def goes_on(case: BackendCase, device: DeviceUnderTest, calls: int = 150) -> None:
-    """The device works on as before, by a short walk."""
-    Walk(case, [device], drawn(0, 1 << 30)).run(calls)
+def goes_on(case: BackendCase, device: DeviceUnderTest) -> None:
+    """Check by a short walk that the device works as before."""
+    Walk(case, [device], drawn(0, 1 << 30)).run(150)

@@ -24,7 +24,7 @@ from tests.benchmarks.compare import TOLERANCE
 ROOT = Path(__file__).resolve().parents[2]
 
 Times = dict[str, tuple[str, float]]
-"""The operation of a row, which has its note beside it, and ns, by the row's label."""
+"""By the label of a row: its operation, which is the label without the note, and its ns."""
 
 WORK = """
 import pathlib, sys

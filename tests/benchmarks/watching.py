@@ -51,12 +51,12 @@ def torch_calls(n=20_000, x=SMALL):
         x = torch.relu(x + 1).abs()
 
 
-def exchange(call, **names):
-    """A loop of *call*, whose result goes into a variable."""
-    scope = {"np": np, "torch": torch, **names}
+def exchange(call, x, of="", **names):
+    """A loop of *call*, whose result goes into a variable; its name says what *x* is *of*."""
+    scope = {"np": np, "torch": torch, "x": x, **names}
     text = f"def loop(n=10_000, x=x):\n for _ in range(n):\n  y = {call}\n return y"
     exec(compile(text, "loop.py", "exec"), scope)
-    return f"`{call}`", scope["loop"]
+    return f"`{call}`" + (of and f", of {of}"), scope["loop"]
 
 
 def rows():
@@ -65,44 +65,41 @@ def rows():
     yield "the same, `f = abs` before the loop", hoisted_function
     yield "the same, of a parameter", parameter
     yield "operations of torch on 4 numbers", torch_calls
-    yield exchange("torch.from_numpy(x)", x=ARRAY)
-    yield exchange("x.item()", x=NUMBER)
-    yield "`np.asarray(x)`, of torch", exchange("np.asarray(x)", x=TENSOR)[1]
-    yield "`np.asarray(x)`, of numpy: no exchange", exchange("np.asarray(x)", x=ARRAY)[1]
-    yield exchange("bridge.asarray(x)", x=ARRAY, bridge=bridge)
+    yield exchange("torch.from_numpy(x)", ARRAY)
+    yield exchange("x.item()", NUMBER)
+    yield exchange("np.asarray(x)", TENSOR, "torch")
+    yield exchange("np.asarray(x)", ARRAY, "numpy: no exchange")
+    yield exchange("bridge.asarray(x)", ARRAY, bridge=bridge)
     if find_spec("jax"):
         import jax
 
-        j = jax.numpy.ones(1000)
-        yield "`np.asarray(x)`, of jax", exchange("np.asarray(x)", x=j)[1]
+        yield exchange("np.asarray(x)", jax.numpy.ones(1000), "jax")
     if find_spec("tvm_ffi"):
         import tvm_ffi
 
-        yield exchange("tvm_ffi.from_dlpack(x)", x=TENSOR, tvm_ffi=tvm_ffi)
+        yield exchange("tvm_ffi.from_dlpack(x)", TENSOR, tvm_ffi=tvm_ffi)
     if find_spec("pyarrow"):
         import pyarrow
 
-        yield "`x.to_numpy()`, of pyarrow", exchange("x.to_numpy()", x=pyarrow.array(ARRAY))[1]
+        yield exchange("x.to_numpy()", pyarrow.array(ARRAY), "pyarrow")
     if find_spec("pandas"):
         import pandas
 
-        series, frame = pandas.Series(ARRAY), pandas.DataFrame({"a": ARRAY, "b": ARRAY})
-        yield "`x.to_numpy()`, of a pandas.Series", exchange("x.to_numpy()", x=series)[1]
-        yield "`x.to_numpy()`, of a pandas.DataFrame", exchange("x.to_numpy()", x=frame)[1]
+        frame = pandas.DataFrame({"a": ARRAY, "b": ARRAY})
+        yield exchange("x.to_numpy()", pandas.Series(ARRAY), "a pandas.Series")
+        yield exchange("x.to_numpy()", frame, "a pandas.DataFrame")
     if find_spec("polars"):
         import polars
 
-        yield "`x.to_numpy()`, of polars", exchange("x.to_numpy()", x=polars.Series(ARRAY))[1]
+        yield exchange("x.to_numpy()", polars.Series(ARRAY), "polars")
     if find_spec("PIL"):
         import PIL.Image
 
-        image = PIL.Image.new("RGB", (64, 64))
-        yield "`np.asarray(x)`, of PIL", exchange("np.asarray(x)", x=image)[1]
+        yield exchange("np.asarray(x)", PIL.Image.new("RGB", (64, 64)), "PIL")
     if find_spec("tensorflow"):
         import tensorflow
 
-        eager = tensorflow.ones(1000)
-        yield "`np.asarray(x)`, of tensorflow", exchange("np.asarray(x)", x=eager)[1]
+        yield exchange("np.asarray(x)", tensorflow.ones(1000), "tensorflow")
 
 
 def seconds(function):

@@ -58,7 +58,7 @@ def each_failure(
 ) -> None:
     """Do each of *works* with each of its failures; print what was wrong.
 
-    *least*: so many failures there are to be in all.
+    There must be *least* failures in all.
     """
     found = Found()
     for name, work in works.items():

@@ -185,7 +185,7 @@ class Library(NamedTuple):
         first gets an array; returns its device (``"cpu"``, without a number) and its dtype, whose
         texts the table shows, its shape, a tuple, and its number of bytes. The second returns the
         address of its first element; 0 where it has none, or none of the host's. None, or one that
-        raises: `dlbridge.asarray` of the array is asked, which takes 5 to 100 microseconds.
+        raises: `dlbridge.asarray` of the array is asked, which takes longer.
 
     Examples
     --------

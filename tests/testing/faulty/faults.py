@@ -2950,8 +2950,6 @@ class ExitPrints(Sound):
             atexit.register(lambda: os.write(2, b"leaked\n" * len(told)))
 
 
-# One expression each
-
 # What is kept of one call, and used for another
 
 
@@ -3366,6 +3364,8 @@ changes(
     lambda: faulthandler.register(signal.SIGUSR2),
 )
 
+
+# One expression each
 
 ROWS = [
     # Bytes
