@@ -134,10 +134,12 @@ class HostTests(BackendCase):
             pin = ctypes.c_char.from_buffer(pages)
             address, imports, want = ctypes.addressof(pin), list[Any](), bytearray()
             try:
-                for at in range(count):
-                    given = device.device_id, address + at * step, step, False, device.stream
-                    with suppress(Error):  # the driver has no room for more
+                with suppress(Error):  # the driver has no room for more
+                    for at in range(count):
+                        given = device.device_id, address + at * step, step, False, device.stream
                         imports.append(device.backend.import_host(*given))
+                if not imports:
+                    pytest.skip(f"{self.name} imports no single page")
                 for at, made in enumerate(imports):
                     device.upload(made.data, made.offset, memoryview(b"%16d" % at))
                     want += b"%16d" % at

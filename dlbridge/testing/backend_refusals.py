@@ -365,7 +365,7 @@ class RefusalTests(PublicCase):
 
 
 def frame_of(call: Callable[[], object]) -> weakref.ref[object]:
-    """What is in the frame that *call* was called by, and its error has gone through."""
+    """What the function that calls *call* has in a variable: it lives as long as the error does."""
 
     def caller() -> None:
         kept = np.zeros(1)
