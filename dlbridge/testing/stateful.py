@@ -376,7 +376,7 @@ class TensorMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._live: list[_Live] = []
+        self.live: list[_Live] = []
         self._blocks = ExitStack()
         self._shares, self._views, self._imports = set(), set(), set()
         page = dlbridge.asarray(_pages(bytes(64)))
@@ -420,12 +420,12 @@ class TensorMachine(RuleBasedStateMachine):
 
     def has_room(self) -> bool:
         """Whether one more tensor may be made."""
-        return len(self._live) < AT_ONCE
+        return len(self.live) < AT_ONCE
 
     # No lambdas: hypothesis 6.100 parses the whole file for one, each time it asks.
     def has_several(self) -> bool:
         """Whether a tensor may go."""
-        return len(self._live) > 4
+        return len(self.live) > 4
 
     def has_device_views(self) -> bool:
         """Whether the host can read the memory of a device."""
@@ -445,7 +445,7 @@ class TensorMachine(RuleBasedStateMachine):
         made.memory.devices.add(str(made.tensor.device))
         width = 8 if made.padded else _width(made.dtype)
         assert (made.tensor.shape, width) == (made.shape, made.bits.shape[-1])
-        self._live.append(made)
+        self.live.append(made)
         return made
 
     def _new(self, tensor: Any, bits: Any, outside: Any = None) -> Any:
@@ -529,7 +529,7 @@ class TensorMachine(RuleBasedStateMachine):
     @rule(of=consumes(tensors))
     def drop(self, of: _Live) -> None:
         """One tensor less; the memory of its views stays."""
-        self._live.remove(of)
+        self.live.remove(of)
         of.tensor = of.bits = None
 
     @precondition(has_room)
@@ -630,7 +630,7 @@ class TensorMachine(RuleBasedStateMachine):
 
     def _twin(self, of: _Live) -> _Live:
         """Another tensor with the same elements, or itself."""
-        twins = [each for each in self._live if each is not of and of.is_twin(each)]
+        twins = [each for each in self.live if each is not of and of.is_twin(each)]
         return twins[-1].same(of.dtype) if twins else of
 
     @rule(of=tensors, gather=st.booleans(), twin=twice)
@@ -838,11 +838,11 @@ class TensorMachine(RuleBasedStateMachine):
     @invariant()
     def every_tensor_is_as_its_model(self) -> None:
         """The elements of each tensor, and the memory that numpy owns."""
-        for each in self._live:
+        for each in self.live:
             if len(each.memory.devices) > 1:  # the host does not wait for work in its own memory
                 for device in each.memory.devices:
                     dlbridge.synchronize(device)
-        for each in self._live:
+        for each in self.live:
             assert each.tensor.readonly == each.memory.readonly or not each.tensor.size
             stored, wanted = each.tensor.tobytes(), _bytes(each.bits)
             if each.padded:  # what fills a byte is nobody's
@@ -860,9 +860,9 @@ class TensorMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Give all back."""
         self._leave()
-        for each in self._live:
+        for each in self.live:
             each.tensor = each.bits = None
-        self._live.clear()
+        self.live.clear()
         gc.collect(0)
 
 

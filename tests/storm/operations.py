@@ -368,6 +368,7 @@ RULES = (
     *("make", "make_in_place", "slice", "transpose", "reshape", "view", "copy", "shift", "spread"),
     *("copy_new", "fill", "move", "share", "cast", "again", "exchange", "write", "copy_from_view"),
 )
+"""All of its rules but `drop` and `use_stream`."""
 
 
 @cache
@@ -392,7 +393,7 @@ def tensors_beside_a_model(pick: random.Random, device: str) -> None:
         name = pick.choice(RULES)
         rule, given = getattr(machine, name), {}
         for each in signature(rule).parameters:
-            some = CHOICES.get(f"{name} {each}") or CHOICES.get(each) or machine._live
+            some = CHOICES.get(f"{name} {each}") or CHOICES.get(each) or machine.live
             given[each] = pick.choice(some)
         rule(**given)
         machine.every_tensor_is_as_its_model()

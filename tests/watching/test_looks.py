@@ -192,10 +192,12 @@ def by_numpy(x):
 @pytest.mark.parametrize("arrays", OF, ids=lambda arrays: arrays.__name__)
 @pytest.mark.filterwarnings("ignore")
 def test_the_look_tells_what_dlbridge_reads(arrays):
+    looked = 0
     for x in arrays():
         kind = kind_of(x)
         if kind is None:
             continue  # a scalar, a tf.Variable
+        looked += 1
         (device, dtype, shape, nbytes), address = what_of(kind, x), address_of(kind, x)
         what = device, str(dtype).removeprefix(f"{kind.library}."), shape, nbytes
         read = by_dlbridge(x)
@@ -208,6 +210,7 @@ def test_the_look_tells_what_dlbridge_reads(arrays):
         assert address == address_of(kind, x)  # no copy's, which would be gone
         if kind.library != "jax":  # it keeps what numpy has made of int4
             assert address in (0, by_numpy(x) or address), (type(x), what)
+    assert looked > 5
 
 
 def test_tensorflow():
