@@ -352,7 +352,7 @@ class RefusalTests(PublicCase):
             array = NativeArray(unknown, data, 0, "uint8", (1,), None, readonly=False, owner=None)
             tried["no native object"] = partial(backend.to_native, array)
         for what, call in tried.items():
-            seen = frame_of(call)
+            seen = variable_of_the_caller(call)
             device.synchronize()
             if seen() is not None:
                 gc.collect()
@@ -364,8 +364,8 @@ class RefusalTests(PublicCase):
             device.synchronize()
 
 
-def frame_of(call: Callable[[], object]) -> weakref.ref[object]:
-    """What the function that calls *call* has in a variable: it lives as long as the error does."""
+def variable_of_the_caller(call: Callable[[], object]) -> weakref.ref[object]:
+    """It is the caller of *call*; what it returns lives as long as an error of *call* is kept."""
 
     def caller() -> None:
         kept = np.zeros(1)

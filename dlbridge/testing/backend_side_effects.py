@@ -131,7 +131,7 @@ def state(driver: str = "") -> dict[str, object]:
         "the decimal context": repr(decimal.getcontext()),
         "how sys.stdout and stderr write": [_writes(each) for each in (sys.stdout, sys.stderr)],
         "logging": [getattr(logging, name, None) for name in LOGGING],
-        **{f"{module.__name__}.{name}()": _asked(module, name) for module, name in GETTERS},
+        **{f"{module.__name__}.{name}()": getattr(module, name, int)() for module, name in GETTERS},
     }
     if threading.current_thread() is threading.main_thread():
         state["signal.set_wakeup_fd"] = woken = signal.set_wakeup_fd(-1)
@@ -171,10 +171,6 @@ GETTERS: list[tuple[Any, str]] = [
 
 LOGGING = ("raiseExceptions", "lastResort", "_warnings_showwarning", "_srcfile")
 """Settings of the module `logging`."""
-
-
-def _asked(module: Any, name: str) -> object:
-    return getattr(module, name, int)()
 
 
 def _writes(out: Any) -> object:

@@ -153,9 +153,9 @@ class Walk:
         self.area_model = bytearray(PAGES)
         self.held = [self.memory(index % len(devices)) for index in (0, 0, 0, 1)]
         self.imports: list[Held] = []
-        self.calls = self.known()
+        self.calls = self.possible_calls()
 
-    def known(self) -> list[Callable[[], None]]:
+    def possible_calls(self) -> list[Callable[[], None]]:
         """What may be called; what is there twice is called twice as often."""
         backend, device = self.backend, self.streams[0][0]
         calls = [self.upload, self.download, self.allocate, self.refusal] * 2

@@ -2953,9 +2953,9 @@ class ExitPrints(Sound):
 # What is kept of one call, and used for another
 
 
-def kept_by(fake, *key):
-    """What *fake* keeps by a part of the arguments: a dict."""
-    return vars(fake).setdefault("_".join(key), {})
+def kept_by(fake, name):
+    """What *fake* keeps of calls under this *name*: a dict."""
+    return vars(fake).setdefault(name, {})
 
 
 class NativeOfFake(Array):
