@@ -31,10 +31,13 @@ from dlbridge.core.implementation_details.handlers import (
 )
 from dlbridge.core.implementation_details.python_api import (
     HARMLESS,
+    MEMBERS_AT,
     decrement_references,
     immortal,
     increment_references,
+    memory,
     object_at,
+    word_at,
 )
 from dlbridge.core.moves.transfer import copy_of, new_tensor
 from dlbridge.core.plugins.streams import current_stream
@@ -352,12 +355,17 @@ def _filled(export: Any, take: Any, borrow: Any) -> Any:
 # The status of a callback that has failed -----------------------------------------
 
 
+_DELETER = word_at(ffi.offsetof("DLManagedTensorVersioned", "deleter"))
+"""Where a struct has it, and with a GIL a float its value."""
+
+
 class _PendingError(float):
     """An *error* that ``PyObject_Size`` raises, once; until then it has an extra reference."""
 
     error: BaseException
 
     def __len__(self) -> int:
+        memory[(id(self) >> 3) + _DELETER] = 0
         decrement_references(self)
         raise self.error
 
@@ -376,13 +384,15 @@ def failure_status(error: BaseException) -> int:
     dropping it calls C: numpy's destructor of capsules calls the deleter in the struct, with the
     address of the struct. The "struct" is a float, whose value lies where a struct has its
     deleter, and is the address of ``PyObject_Size``; and so its ``__len__``, which raises the
-    exception, is called by C.
+    exception, is called by C. Without a GIL the number of other threads' references lies there:
+    none has one, and the address is written there until ``__len__`` is called.
     """
     value, destructor = _functions()
     pending = _PendingError(value)
     pending.error = error
     status = _FailureStatus(-1)
     increment_references(pending)
+    memory[(id(pending) >> 3) + _DELETER] = memory[(id(pending) >> 3) + MEMBERS_AT]
     status.capsule = new_capsule(id(pending), CURRENT, destructor)
     return status
 
