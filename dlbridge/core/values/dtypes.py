@@ -511,8 +511,7 @@ def _from_name(text: str) -> DType:
             " are those of numpy, ml_dtypes and TVM-FFI ('float32', 'bfloat16', 'float8_e4m3fn',"
             " 'int4', 'float32x4')"
         ) from error
-    if text in ("f16", "c32"):  # numpy's long doubles
-        meant = {"f": "float", "c": "complex"}[text[0]] + text[1:]
+    if meant := {"f16": "float16", "c32": "complex32"}.get(text):  # numpy's long doubles
         raise TypeError(f"{text!r} is a number of bytes to numpy; for {text[1:]} bits, {meant!r}")
     return from_numpy(theirs)
 
