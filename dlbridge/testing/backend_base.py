@@ -471,11 +471,11 @@ class BackendCase:
         return None
 
     def slow_work(self, backend: Any, device_id: int, stream: int) -> object | None:
-        """Enqueue work of 50 ms or more on *stream*, without waiting for it.
+        """Enqueue one piece of work of 50 ms or more on *stream*, without waiting for it.
 
-        Returns an object that must stay alive until the work is done. None if
-        such work cannot be made here; the kit then copies memory on the device,
-        which is over too soon on a fast one.
+        One piece, so that it may be the only work there is, and have begun. Returns an object that
+        must stay alive until the work is done. None if such work cannot be made here; the kit then
+        copies memory on the device, which is over too soon on a fast one.
         """
         return None
 

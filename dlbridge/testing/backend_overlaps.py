@@ -84,7 +84,7 @@ class OverlapTests(PublicCase):
             for shift in (1, drawn(2, 4096), drawn(4097, nbytes // 2)):
                 for to, at in ((shift, 0), (0, shift)):
                     for target, source in ((mine, host), (host, mine)):
-                        dlbridge.copy_(mine, content)
+                        self.write(mine, content)
                         dlbridge.copy_(target[to : nbytes - at], source[at : nbytes - to])
                         want = content.copy()
                         want[to : nbytes - at] = content[at : nbytes - to]
@@ -102,12 +102,12 @@ class OverlapTests(PublicCase):
         shape, part = (6, 8, 5), np.s_[::2, ::2, ::2]
         for begin in (0, 100):
             flat, sizes = slice(begin, begin + 36), (3, 4, 3)
-            dlbridge.copy_(tensor, before)
+            self.write(tensor, before)
             want = before.copy()
             want.reshape(shape)[part] = before[flat].reshape(sizes)
             dlbridge.copy_(tensor.reshape(shape)[part], host[flat].reshape(sizes))
             assert np.array_equal(on_host(tensor), want), f"from the host, {begin}"
-            dlbridge.copy_(tensor, before)
+            self.write(tensor, before)
             want = before.copy()
             want[flat] = before.reshape(shape)[part].reshape(-1)
             dlbridge.copy_(host[flat].reshape(sizes), tensor.reshape(shape)[part])
@@ -126,7 +126,7 @@ class OverlapTests(PublicCase):
         pairs = int(os.environ.get("DLBRIDGE_OPERATIONS") or self.overlaps)
         for number in range(pairs):
             content = np.frombuffer(random_bytes(NBYTES, number), "u1")
-            dlbridge.copy_(tensor, content)
+            self.write(tensor, content)
             to, at = chance.choice(list(ways)), chance.choice(list(ways))
             shape = chance.choice(SHAPES)
             parts = random_parts(chance, shape)
@@ -141,6 +141,11 @@ class OverlapTests(PublicCase):
                 f"copy_ of {parts[1]} in {at!r} to {parts[0]} in {to!r}, both {shape}"
             )
         print(f"{pairs} overlaps on {tensor.device}, by {', '.join(ways)}")
+
+    def write(self, tensor: Any, content: Any) -> None:
+        """Write *content*, and wait: who reads the memory on the host asks no device."""
+        dlbridge.copy_(tensor, content)
+        dlbridge.synchronize(tensor.device)
 
     def ways(self, tensor: Any, backend: Any, device: DeviceUnderTest) -> dict[str, Any]:
         """What leads to the memory of *tensor*, by the name of the way.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+import time
 
 import pytest
 from dlbridge_fake import Fake, Stream
@@ -194,9 +195,7 @@ class TestTwoStreams(BackendTests):
     def slow_work(self, backend, device_id, stream):
         done = threading.Event()
         queue = by_handle[stream] if stream else backend.default_streams[device_id]
-        for _ in range(25):  # 50 ms
-            queue.enqueue(int)
-        queue.enqueue(done.set)
+        queue.enqueue(lambda: (time.sleep(0.05), done.set()))
         return done
 
     def is_done(self, backend, device_id, stream, work):
