@@ -413,6 +413,12 @@ class BackendCase:
     """Whether a stream that `make_stream` makes ends with its last reference. False where the
     library keeps its streams until the process ends, as torch does."""
 
+    stream_nbytes = 0
+    """Bytes that the driver itself keeps of each stream that was used and has ended."""
+
+    most_streams = 160
+    """How many streams the backend knows at once, where its documentation says a number."""
+
     thread_nbytes = 0
     """Bytes that the driver itself keeps of each thread that has used it and has ended."""
 

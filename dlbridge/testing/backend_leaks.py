@@ -272,7 +272,7 @@ class LeakTests(PublicCase):
             mine.synchronize()
             self.end_stream(backend, device.device_id, stream)
 
-        self.grows(backend, turn, max(self.allocations // 32, ROUNDS))
+        self.grows(backend, turn, max(self.allocations // 32, ROUNDS), self.stream_nbytes)
 
     def test_shared_memory_leaks_nothing(
         self, backend: Any, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]

@@ -437,7 +437,7 @@ class OrderTests(BackendCase):
         backend, device_id = device.backend, device.device_id
         self.need(backend, SupportsStreams)
         made: list[object] = []
-        count, until = drawn(80, 160), time.monotonic() + 3
+        count, until = min(drawn(80, 160), self.most_streams), time.monotonic() + 3
         while len(made) < count and time.monotonic() < until:  # no verdict: a slow device has fewer
             made.append(self.make_stream(backend, device_id))
             if made[-1] is None:

@@ -210,6 +210,7 @@ class Walk:
         made = self.backend.allocate(*given)
         assert made.stream == device.stream
         if not at_once:
+            self.work.append(content)  # as in `buffer`
             device.upload(made.data, 0, memoryview(content))
         return Held(device, made, memoryview(bytearray(content)))
 
@@ -252,6 +253,7 @@ class Walk:
         content = random_bytes(nbytes, self.now["seed"])
         which = self.now["buffer"]
         if not which:
+            self.work.append(content)  # the device may read it until the next settle()
             return memoryview(content)
         self.settle()
         self.buffers[which - 1][:nbytes] = content

@@ -14,6 +14,9 @@ class TestOneAPI(BackendTests):
     # dpctl alone, one copy_from_host in each of 1,000 threads: 3,286 to 3,439 bytes for each
     # (dpctl 0.22, Intel's CPU runtime).
     thread_nbytes = 3500
+    # dpctl alone, one memcpy_async on each of 600 queues: 12,051 to 12,058 bytes for each.
+    stream_nbytes = 12_500
+    most_streams = 64  # docs/reference/oneapi.md
     without_package = "dpctl"
 
     def make_stream(self, backend, device_id):
