@@ -11,12 +11,10 @@ from tests.benchmarks.compare import stamp
 
 def floors() -> dict[str, float]:
     """Ns of an empty Python call and of an empty cffi call, as these loops see them."""
-    from dlbridge.abi import ffi
-
     # The declared C function that does least.
     from dlbridge.ffi import _lib
 
-    out = ffi.new("TVMFFIVersion *")
+    out = _lib.ffi.new("TVMFFIVersion *")  # an earlier tree has no dlbridge.abi
     get_version = _lib.C.TVMFFIGetVersion
     return best_of({"empty Python call": lambda: None, "empty cffi call": lambda: get_version(out)})
 
