@@ -132,7 +132,7 @@ class HostTests(BackendCase):
         self.imported(device, host_pages[0])
         with mmap.mmap(-1, count * step) as pages:
             pin = ctypes.c_char.from_buffer(pages)
-            address, imports, want = ctypes.addressof(pin), list[Any](), bytearray()
+            address, imports = ctypes.addressof(pin), list[Any]()
             try:
                 with suppress(Error):  # the driver has no room for more
                     for at in range(count):
@@ -140,18 +140,18 @@ class HostTests(BackendCase):
                         imports.append(device.backend.import_host(*given))
                 if not imports:
                     pytest.skip(f"{self.name} imports no single page")
-                for at, made in enumerate(imports):
-                    device.upload(made.data, made.offset, memoryview(b"%16d" % at))
-                    want += b"%16d" % at
+                contents = [b"%16d" % at for at in range(len(imports))]
+                for made, content in zip(imports, contents, strict=True):
+                    device.upload(made.data, made.offset, memoryview(content))
                 del made
                 random.Random(count).shuffle(imports)
                 for way in itertools.islice(itertools.cycle(ENDS), len(imports)):
                     drop([imports.pop()], way, self.patience)
-                got = b"".join(pages[at * step :][:16] for at in range(len(want) // 16))
+                got = [pages[at * step :][:16] for at in range(len(contents))]
             finally:
                 imports.clear()
                 del pin
-        assert are_same(got, want), "imports that live at once are not all the host's memory"
+        assert got == contents, "imports that live at once are not all the host's memory"
 
     def test_two_host_views_at_once(self, device: DeviceUnderTest) -> None:
         """Two consumers may have the same memory; the end of one does not affect the other."""

@@ -105,10 +105,12 @@ class MemoryTests(BackendCase):
         """A thousand memories and more that live hold as many contents, each on its device."""
         count, until, backend = drawn(1100, 3000), time.monotonic() + 3, devices[0].backend
         held: list[tuple[DeviceUnderTest, int]] = []
+        contents: list[bytes] = []
         while len(held) < count and time.monotonic() < until:  # no verdict: a slow device has fewer
             device = devices[len(held) % len(devices)]
             held.append((device, device.allocate(16)))
-            device.upload(held[-1][1], 0, memoryview(b"%16d" % len(held)))
+            contents.append(b"%16d" % len(held))  # which may be read until synchronize()
+            device.upload(held[-1][1], 0, memoryview(contents[-1]))
         results = [bytearray(16) for _ in held]
         for (device, data), result in zip(held, results, strict=True):
             device.download(data, 0, memoryview(result))
@@ -118,7 +120,7 @@ class MemoryTests(BackendCase):
         for device in devices:
             device.synchronize()
         assert len({(device.device_id, data) for device, data in held}) == len(held)
-        wrong = [at for at, result in enumerate(results, 1) if result != b"%16d" % at]
+        wrong = [at for at, content in enumerate(contents) if results[at] != content]
         assert wrong == [], f"of {len(held)} memories these have other bytes"
         before = live_allocations(backend)
         for device, data in random.Random(count).sample(held, len(held)):

@@ -75,7 +75,7 @@ class Scene:
         self.away: Any = None
         if others:
             self.away = others[0].span(others[0].filled(b"\2" * nbytes), 0, nbytes)
-        self.host = memoryview(bytearray(b"\2" * nbytes))
+        self.host, self.ones = (memoryview(bytearray(each * nbytes)) for each in (b"\2", b"\1"))
         self.into = memoryview(bytearray(nbytes))
 
     def earlier(self, operation: str) -> None:
@@ -88,7 +88,7 @@ class Scene:
         elif isinstance(backend, SupportsCopy) and not operation.startswith("copy from an"):
             mine.copy(self.whole(data), self.whole(self.values[value]))
         else:
-            mine.upload(data, 0, self.host if reads else memoryview(b"\1" * self.nbytes))
+            mine.upload(data, 0, self.host if reads else self.ones)
 
     def later(self, operation: str) -> None:
         """The work of the kind in question."""

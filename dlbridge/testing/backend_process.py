@@ -355,8 +355,8 @@ class ProcessTests(BackendCase):
             data = [mine.filled(b"f" * 4096) for _ in range(2)]
             if device.can_import(host_pages[0]):
                 data.append(mine.import_host(host_pages[0], PAGES)[0])
-            work = self.busy(mine)
-            mine.upload(data[1], 0, memoryview(b"n" * 4096))
+            work, content = self.busy(mine), b"n" * 4096
+            mine.upload(data[1], 0, memoryview(content))
             child = os.fork()
             if not child:
                 signal.alarm(max(int(self.patience) // 4, 1))  # for a child that hangs
