@@ -1,7 +1,9 @@
 """Run OpenCL's tests with three drivers in one process: for the Makefile.
 
 Debian's PoCL, PoCL's wheel and Oclgrind. The wheel goes to a folder of its own: in the
-environment it would be beside the driver of this machine in every other test, too.
+environment it would be beside the driver of this machine in every other test, too. It is of 2022 and
+builds nothing for a CPU that its LLVM does not know: Intel's CPU runtime, which the tests of oneAPI
+bring, takes its place there.
 By default these are the tests of several platforms; `opencl_platforms.py backends/opencl/tests`
 takes others, and `opencl_platforms.py make test` runs that command with the three drivers.
 """
@@ -12,14 +14,26 @@ import sys
 import tempfile
 from pathlib import Path
 
+from dlbridge.diagnosis.trials import try_devices
+
 WHEEL = "pocl-binary-distribution"
 VERSIONS = Path(__file__).resolve().parent / "requirements.txt"
 VENDORS = Path("/etc/OpenCL/vendors")
+INTEL = Path(sys.prefix, "lib", "libintelocl.so")
 TESTS = Path(__file__).resolve().parent.parent / "backends" / "opencl" / "tests"
 THESE = (
     TESTS / "test_platforms.py",
     f"{TESTS / 'test_native.py'}::test_memory_and_queues_of_another_device_are_refused",
 )
+
+
+def works(driver: Path) -> bool:
+    """Whether each device of the .icd file *driver* works; a line that says why, where one does not."""
+    trials = try_devices("opencl", f"OCL_ICD_VENDORS={driver}")
+    for trial in trials:
+        if trial.state != "works":
+            print(f"{driver.stem}: {trial.what}: {trial.said}")
+    return all(trial.state == "works" for trial in trials)
 
 
 def main() -> int:
@@ -39,7 +53,11 @@ def main() -> int:
         vendors = folder / "vendors"
         vendors.mkdir()
         (vendors / "system.icd").write_text(installed[0].read_text())
-        (vendors / "wheel.icd").write_text(str(library))
+        second = vendors / "wheel.icd"
+        second.write_text(str(library))
+        if not works(second):
+            second.unlink()
+            (vendors / "intel.icd").write_text(str(INTEL))
         # pyopencl's loader always lists Oclgrind's wheel.
         variables = {"OCL_ICD_VENDORS": str(vendors), "DLBRIDGE_OPENCL_PLATFORMS": "3"}
         expected = {*os.environ.get("DLBRIDGE_EXPECT", "").split(","), "opencl"} - {""}
