@@ -71,8 +71,9 @@ def memory_of_another(device: str) -> tuple[object, int]:
     import pyopencl as cl
 
     known = bridge.empty(1, "u1", device).to_native()
-    buffer = cl.Buffer(cl.Context([known.queue.device]), cl.mem_flags.READ_WRITE, 4096)
-    return buffer, buffer.int_ptr
+    context = cl.Context([known.queue.device])
+    buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, 4096)
+    return (context, buffer), buffer.int_ptr
 
 
 class Exporting:

@@ -20,6 +20,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.kit.backend import word_at
 
 from . import devices
+from .driver import context_of
 
 
 def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
@@ -47,7 +48,7 @@ def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
             f"opencl: data {data:#x} from {module} is of the type {type(buffer).__name__}, not a "
             "buffer"
         )
-    return device_of(buffer.context), handle
+    return device_of(context_of(buffer)), handle
 
 
 def device_of(context: cl.Context) -> int:

@@ -26,7 +26,7 @@ from dlbridge.kit.resources import (
 )
 
 from . import devices, foreign, queues
-from .driver import lasting, write_buffer
+from .driver import context_of, lasting, write_buffer
 
 if TYPE_CHECKING:
     from weakref import ref
@@ -41,6 +41,10 @@ by a command on a busy machine, and less than half of that on a quiet one. From
 128 KiB on malloc may fetch pages from the system."""
 
 _flags = cl.mem_flags
+
+READONLY = _flags.READ_ONLY | _flags.HOST_READ_ONLY
+"""Of host memory that was imported read-only. Intel's CPU runtime 2026.22 has no status of its own
+where such memory is to be mapped for writing (CL_INVALID_VALUE): `views` does not ask it."""
 
 
 class Memory:
@@ -109,19 +113,22 @@ def _release(memory: Memory) -> bool:
 _resources: Resources[Memory] = Resources(_release)
 
 
-def _drop(reference: list[cl.MemoryObject]) -> bool:
+def _drop(reference: list[object]) -> bool:
     reference.clear()
     return True
 
 
-_references: Resources[list[cl.MemoryObject]] = Resources(_drop)
+_references: Resources[list[object]] = Resources(_drop)
 
 
-def reference_to(device_id: int, data: int) -> Owner[list[cl.MemoryObject]]:
-    """A reference of our own to a user's buffer, which the user may release at any time."""
-    owner: Owner[list[cl.MemoryObject]] = Owner(_references, [])
+def reference_to(device_id: int, data: int, context: cl.Context) -> Owner[list[object]]:
+    """A reference of our own to a user's buffer, which the user may release at any time.
+
+    And to its *context*, which not every driver keeps (`driver.context_of`).
+    """
+    owner: Owner[list[object]] = Owner(_references, [])
     if devices.device(device_id).thread_safe:  # other drivers are not called by finalizers
-        owner.resource.append(cl.MemoryObject.from_int_ptr(data, True))
+        owner.resource.extend((context, cl.MemoryObject.from_int_ptr(data, True)))
     return owner
 
 
@@ -162,7 +169,7 @@ def memory_at(device_id: int, data: int) -> Memory:
     if not foreign.is_object(data):
         raise ExchangeError(f"opencl: {data:#x} is not a cl_mem of the drivers in use")
     buffer = cl.MemoryObject.from_int_ptr(data, True)
-    memory = Memory(devices.device(device_id), buffer.context, buffer.size, 0)
+    memory = Memory(devices.device(device_id), context_of(buffer), buffer.size, 0)
     memory.buffer, memory.is_ours = buffer, False
     memory.users = recall(queues.users_of, data)
     memory.host_address = _host_address(buffer)
@@ -415,7 +422,7 @@ def import_host(
     memory = Memory(chosen, context, nbytes, stream)
     memory.in_place, memory.is_readonly = True, readonly
     owner = AllocationOwner(_resources, memory)
-    flags = _flags.READ_ONLY | _flags.HOST_READ_ONLY if readonly else _flags.READ_WRITE
+    flags = READONLY if readonly else _flags.READ_WRITE
     service = queues.service(device_id, context)
 
     def make() -> None:

@@ -11,7 +11,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray
 
 from . import devices, foreign, memory, queues
-from .driver import translated
+from .driver import context_of, translated
 
 
 def from_native(obj: object) -> NativeArray | None:
@@ -27,7 +27,8 @@ def from_native(obj: object) -> NativeArray | None:
     if isinstance(obj, cl.MemoryObjectHolder):
         if obj.type != cl.mem_object_type.BUFFER:
             raise ExchangeError(f"opencl: {type(obj).__name__} is not linear memory; pass a Buffer")
-        return _buffer(obj, foreign.device_of(obj.get_info(cl.mem_info.CONTEXT)))
+        context = context_of(obj)
+        return _buffer(obj, foreign.device_of(context), context)
     if isinstance(obj, cl.SVMPointer):
         return _svm(obj)
     from pyopencl.array import Array
@@ -35,7 +36,7 @@ def from_native(obj: object) -> NativeArray | None:
     return _array(obj) if isinstance(obj, Array) else None
 
 
-def _buffer(buffer: cl.MemoryObject, device_id: int) -> NativeArray:
+def _buffer(buffer: cl.MemoryObject, device_id: int, context: cl.Context) -> NativeArray:
     return NativeArray(
         device_id=device_id,
         data=buffer.int_ptr,
@@ -44,17 +45,17 @@ def _buffer(buffer: cl.MemoryObject, device_id: int) -> NativeArray:
         shape=(buffer.size,),
         strides=None,
         readonly=bool(buffer.flags & cl.mem_flags.READ_ONLY),
-        owner=(memory.reference_to(device_id, buffer.int_ptr), buffer),
+        owner=(memory.reference_to(device_id, buffer.int_ptr, context), buffer),
     )
 
 
 def _svm(svm: cl.SVMPointer) -> NativeArray:
     queue = getattr(svm, "_queue", None)  # an SVMAllocation that is bound to one
-    context = queue.context if queue else devices.context(0)
+    context = context_of(queue, cl.command_queue_info.CONTEXT) if queue else devices.context(0)
     device_id = foreign.device_of(context)
     if svm.size:
         buffer = _over_svm(context, svm)
-        described = _buffer(buffer, device_id)
+        described = _buffer(buffer, device_id, context)
         described = described._replace(owner=(described.owner, svm))
     else:  # OpenCL has no buffer of 0 bytes
         described = NativeArray(device_id, 0, 0, "uint8", (0,), None, readonly=False, owner=svm)
@@ -101,7 +102,7 @@ def _array(array: Any) -> NativeArray:
         base = _over_svm(array.context, base)
     for event in array.events:  # they may be of queues that are not known here
         event.wait()
-    described = _buffer(base, device_id)
+    described = _buffer(base, device_id, array.context)
     users = None if queue is None else queues.note_user(base.int_ptr, queue)
     owner = described.owner, array, users
     return described._replace(owner=owner, offset=array.offset, **layout)

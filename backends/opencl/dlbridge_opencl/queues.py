@@ -17,10 +17,12 @@ from dlbridge.kit.resources import recall, remember, shared_lock
 from dlbridge.kit.streams import NO_ORDER, StreamRules
 
 from . import devices, foreign
-from .driver import lasting
+from .driver import context_of, lasting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+_CONTEXT = cl.command_queue_info.CONTEXT
 
 USERS_KEPT = 64
 """How many of the users' queues are kept alive, so that their handles stay valid."""
@@ -85,7 +87,8 @@ def _take(device_id: int, context: cl.Context) -> Stream:
 
 
 def _described(device_id: int, queue: cl.CommandQueue) -> Stream:
-    return Stream(queue, queue.int_ptr, queue.context, devices.device(device_id))
+    context = context_of(queue, _CONTEXT)
+    return Stream(queue, queue.int_ptr, context, devices.device(device_id))
 
 
 def new(device_id: int, context: cl.Context) -> cl.CommandQueue:
@@ -243,7 +246,7 @@ def wait(device_id: int, stream: int, on: int) -> None:
     order(device_id, later.queue, resolve(device_id, on).queue)
     if stream in _users:
         for queue in _all_noted():
-            if queue.context == later.context:
+            if context_of(queue, _CONTEXT) == later.context:
                 order(device_id, later.queue, queue)
 
 
@@ -255,7 +258,7 @@ def order(device_id: int, later: cl.CommandQueue, earlier: cl.CommandQueue) -> N
     """
     if later == earlier:
         return
-    if later.context != earlier.context:
+    if context_of(later, _CONTEXT) != context_of(earlier, _CONTEXT):
         finish(device_id, earlier)
         return
 

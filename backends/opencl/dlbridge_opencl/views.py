@@ -21,7 +21,7 @@ from dlbridge.protocol import Span
 
 from . import queues
 from .driver import Driver, lasting
-from .memory import Memory, find, memory_at, note_host_address
+from .memory import READONLY, Memory, find, memory_at, note_host_address
 
 _flags = cl.mem_flags
 
@@ -85,17 +85,19 @@ _resources: Resources[_View] = Resources(_release)
 
 def host_view_refusal(device_id: int, data: int) -> str:
     """Why the host cannot address *data*; empty if it can."""
-    return _refusal(memory_at(device_id, data))
+    return _refusal(memory_at(device_id, data), writable=False)
 
 
-def _refusal(memory: Memory) -> str:
+def _refusal(memory: Memory, *, writable: bool) -> str:
     chosen = memory.device
     if not chosen.shares_memory:
         return f"{chosen.name} has memory of its own (CL_DEVICE_HOST_UNIFIED_MEMORY is false)"
     flags = 0 if memory.is_ours else memory.buffer.flags
+    if memory.is_readonly:
+        flags = READONLY
     if flags & (_flags.HOST_NO_ACCESS | _flags.HOST_WRITE_ONLY):
         return "the buffer was made with CL_MEM_HOST_NO_ACCESS or CL_MEM_HOST_WRITE_ONLY"
-    if flags & _flags.HOST_READ_ONLY and not flags & _flags.READ_ONLY:
+    if flags & _flags.HOST_READ_ONLY and (writable or not flags & _flags.READ_ONLY):
         return "the buffer was made with CL_MEM_HOST_READ_ONLY, and the tensor is writable"
     return ""
 
@@ -104,7 +106,7 @@ def host_view(span: Span, writable: bool, stream: int) -> AllocationOwner[_View]
     """Map the bytes for the host, once the work on *stream* is done."""
     device_id, data, offset, nbytes = span
     memory = find(span)
-    if refusal := _refusal(memory):
+    if refusal := _refusal(memory, writable=writable):
         raise ExchangeError(f"opencl:{device_id}: the host cannot address {data:#x}: {refusal}")
     queues.synchronize(device_id, stream)
     for each in [] if memory.users is None else list(memory.users.queues):

@@ -184,10 +184,12 @@ def queue(context):
 
 @pytest.fixture
 def elsewhere(context):
-    """A queue in a context of the user's own, on the same device."""
+    """A queue in a context of the user's own, which the user keeps, on the same device."""
     import pyopencl as cl
 
-    return cl.CommandQueue(cl.Context(context.devices))
+    theirs = cl.Context(context.devices)
+    yield cl.CommandQueue(theirs)
+    del theirs
 
 
 @pytest.fixture

@@ -24,6 +24,15 @@ class OpenCLKit:
     name = "opencl"
     without_package = "pyopencl"
 
+    @property
+    def thread_nbytes(self):
+        """pyopencl alone, one blocking write or read in each of 500 new threads: 2,690 bytes each.
+
+        (Intel's CPU runtime 2026.22; none with PoCL.)
+        """
+        platform = dlbridge.backend("opencl").device_info(self.device_id)["platform"]
+        return 2700 if platform == "Intel(R) OpenCL" else 0
+
     def make_stream(self, backend, device_id):
         import pyopencl as cl
 

@@ -242,7 +242,8 @@ def copies_between_contexts_go_through_host_memory_in_pieces():
     content = np.random.default_rng(0).integers(0, 256, 3 * CHUNK + 5, "u1")
     here, kinds = bridge.to_device(content, "opencl:0", copy=True), ("reads", "writes", "maps")
     before = commands(*kinds)
-    with bridge.use_stream("opencl:0", cl.CommandQueue(cl.Context([own_queue().device]))):
+    context = cl.Context([own_queue().device])
+    with bridge.use_stream("opencl:0", cl.CommandQueue(context)):
         there = bridge.to_device(here, "opencl:0", copy=True)
         more = [now - then for now, then in zip(commands(*kinds), before, strict=True)]
         assert more == [4, 4, 0]
@@ -260,7 +261,8 @@ def strided_copies_between_contexts():
     copies.CHUNK = 1 << 20
     most = 4  # NVIDIA's driver takes the last row of each rectangle by itself, others need 2
     kinds, rng = ("reads", "writes", "rectangles", "maps"), np.random.default_rng(0)
-    other = cl.CommandQueue(cl.Context([own_queue().device]))
+    context = cl.Context([own_queue().device])
+    other = cl.CommandQueue(context)
     on_host(bridge.to_device(np.zeros(1 << 20, "u1"), "opencl:0", copy=True))
     for shape, view in (
         (((3 << 19) + 1,), np.s_[::2]),

@@ -112,7 +112,8 @@ def test_pyopencl_arrays_go_anywhere(opencl, shares):
     device = device_that_shares(opencl, shares)
     number = int(device.partition(":")[2])
     handle = cl.CommandQueue.from_int_ptr(opencl.current_stream(number), True).device
-    queue = cl.CommandQueue(cl.Context([handle]))  # all the user's own
+    context = cl.Context([handle])
+    queue = cl.CommandQueue(context)  # all the user's own
     array = cl.array.to_device(queue, np.arange(N, dtype="f4").reshape(-1, 16))
     tensor = bridge.asarray(array[4:8, 2:6])
     assert (tensor.shape, str(tensor.device)) == ((4, 4), device)
