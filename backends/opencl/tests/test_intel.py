@@ -44,7 +44,9 @@ def run(tmp_path):
         lacking("oneapi", "Intel's runtime is not installed")
     vendors = tmp_path / "intel.icd"
     vendors.write_text(str(INTEL))
-    return lambda code: run_script(BEGIN + code, env={"OCL_ICD_VENDORS": str(vendors)})
+    # OpenCL may be left out here because of the machine's own driver.
+    env = {"OCL_ICD_VENDORS": str(vendors), "DLBRIDGE_BACKENDS": "cpu,opencl"}
+    return lambda code: run_script(BEGIN + code, env=env)
 
 
 KEPT = """
