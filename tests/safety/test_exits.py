@@ -7,14 +7,13 @@ nothing on stderr.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 
 from tests.drivers import build
 from tests.support.expected_parts import backend_or_skip, expected
+from tests.support.intel import RUNTIME
 from tests.support.peers import peer
 from tests.support.scripts import ROOT, finished
 
@@ -67,9 +66,6 @@ WITHOUT = {
     ("rocm:0", "native object"),
 }
 
-# Intel's runtime for CPUs, where it is installed, is the device of oneAPI.
-INTEL = Path(sys.prefix, "lib", "libintelocl.so")
-
 CASES = [
     (device, holder) for device in DEVICES for holder in HOLDERS if (device, holder) not in WITHOUT
 ]
@@ -113,7 +109,7 @@ def usable(device: str) -> None:
         build.library("cuda"), build.library("hip")  # the folder is in the environment now
         return
     if name == "oneapi":
-        if not INTEL.exists() and not expected(name):
+        if not RUNTIME.exists() and not expected(name):
             pytest.skip("Intel's runtime is not installed")
         return  # it is looked for in the script, which says where the runtime is
     count = backend_or_skip(name).device_count()
@@ -153,7 +149,7 @@ def test_exits_with_threads_at_work(device, holder, times):  # P53
         "XDG_RUNTIME_DIR": os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir(),
     }
     if device == "oneapi:0":
-        environment["OCL_ICD_FILENAMES"] = str(INTEL)
+        environment["OCL_ICD_FILENAMES"] = str(RUNTIME)
     for number in range(times):
         done = finished(code, env=environment, paths=paths, timeout=120)
         ended = done.returncode, done.stdout, done.stderr

@@ -1,20 +1,18 @@
 """Intel's CPU runtime for this process and its children, and the backend under test."""
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.support.expected_parts import backend_or_skip, expected
 from tests.support.frozen_objects import older_objects_are_frozen  # noqa: F401 - for pytest to find
+from tests.support.intel import RUNTIME
 from tests.support.nightly_parts import pytest_itemcollected  # noqa: F401 - for pytest to find
 from tests.support.not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
 from tests.support.working_drivers import leave_out
 
-_runtime = Path(sys.prefix) / "lib" / "libintelocl.so"
-if _runtime.exists():
-    os.environ.setdefault("OCL_ICD_FILENAMES", str(_runtime))
+if RUNTIME.exists():
+    os.environ.setdefault("OCL_ICD_FILENAMES", str(RUNTIME))
 
 
 def pytest_configure():

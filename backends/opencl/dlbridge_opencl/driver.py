@@ -139,7 +139,7 @@ def context_of(holder: Any, asked: int = cl.mem_info.CONTEXT) -> cl.Context:
     runtime 2026.22 do not (measured): its handle ends with the last reference of the program.
     ExchangeError then: the commands still run, but nothing can be made in the context any more.
     """
-    try:
+    try:  # pyopencl's property `context` would be one call more
         return holder.get_info(asked)
     except cl.LogicError as exc:
         if exc.code != _code.INVALID_CONTEXT:

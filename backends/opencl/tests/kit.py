@@ -26,7 +26,7 @@ class OpenCLKit:
 
     @property
     def thread_nbytes(self):
-        """pyopencl alone, one blocking write or read in each of 500 new threads: 2,690 bytes each.
+        """pyopencl alone, one blocking write of 16 KiB in each of 500 new threads: 2,690 bytes each.
 
         (Intel's CPU runtime 2026.22; none with PoCL.)
         """

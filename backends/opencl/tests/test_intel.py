@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from tests.support.expected_parts import lacking
+from tests.support.intel import RUNTIME
 from tests.support.scripts import run_script
-
-INTEL = Path(sys.prefix, "lib", "libintelocl.so")
 
 BEGIN = """
 import gc, re
@@ -40,10 +36,10 @@ def on_host(x):
 @pytest.fixture
 def run(tmp_path):
     """``run(code)``: a program with this driver alone."""
-    if not INTEL.exists():
+    if not RUNTIME.exists():
         lacking("oneapi", "Intel's runtime is not installed")
     vendors = tmp_path / "intel.icd"
-    vendors.write_text(str(INTEL))
+    vendors.write_text(str(RUNTIME))
     # OpenCL may be left out here because of the machine's own driver.
     env = {"OCL_ICD_VENDORS": str(vendors), "DLBRIDGE_BACKENDS": "cpu,opencl"}
     return lambda code: run_script(BEGIN + code, env=env)
