@@ -244,7 +244,7 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
     # Functions of C: looked up on the instance they would cost 40 ns each.
     members: Any = cls
     to_numpy, view, is_neg = members.numpy, members.view, members.is_neg
-    address_of = members.data_ptr
+    address_of = torch.Tensor.data_ptr
 
     def from_torch(x: Any) -> Tensor:
         if not x.is_cpu:
@@ -256,9 +256,9 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
         try:
             if dtype in known:
                 array = to_numpy(x)
-                # numpy's own memory: torch had none (freed, functional, no elements), or hid it
-                # (a FakeTensorMode). With an offset, none is that offset.
-                if not array.flags.owndata and address_of(x) > LOWEST_USUAL:
+                # torch may have no memory (freed, functional, no elements), or hide it: in a
+                # FakeTensorMode the array is of a FakeTensor. With an offset, none is that offset.
+                if address_of(array.base) > LOWEST_USUAL:
                     # torch has no negative strides: `wrap_array` would do the same.
                     tensor = new_array_tensor()  # `wrap_plain(array)` would cost 4 % more
                     tensor._array = array
@@ -270,7 +270,7 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
                 # A view as integers of the same size; it would hide a gradient.
                 carrier, label = labels[dtype]
                 array = to_numpy(view(x, carrier))
-                if not array.flags.owndata and address_of(x) > LOWEST_USUAL:
+                if address_of(array.base) > LOWEST_USUAL:
                     return label_plain(array, label)
                 if _has_its_memory(array, x):
                     return wrap_array(array).view(label)
@@ -314,7 +314,7 @@ def _as_numpy() -> Callable[[Any], Any]:
         try:
             if x.dtype in known:
                 array = to_numpy(x)
-                if not array.flags.owndata and address_of(x) > LOWEST_USUAL:  # as in `_importer`
+                if address_of(array.base) > LOWEST_USUAL:  # as in `_importer`
                     return array
                 if _has_its_memory(array, x):
                     return array
