@@ -6,6 +6,7 @@ without an error, the tensor is copied first or refused.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import unless_handler
@@ -65,7 +66,7 @@ class Conversion:
     an array or array type of the library.
     """
 
-    __slots__ = ("convert", "device", "library", "of_numpy")
+    __slots__ = ("convert", "device", "library", "like", "module", "of_numpy")
 
     library: Library
     convert: Callable[[Tensor], Any]
@@ -73,7 +74,7 @@ class Conversion:
     """The array on the memory of a numpy array, or None if it must be *convert* that makes it."""
 
     def __init__(self, like: object, device: Device) -> None:
-        self.device = device
+        self.like, self.device = like, device
         if _is_backend(like, device):
             self.library, self.convert = _library_of_backend(str(like)), native_object
         else:
@@ -82,6 +83,13 @@ class Conversion:
                 self.convert = native_object  # the library's own arrays, by its own family
         of_numpy = self.library.of_numpy
         self.of_numpy = None if of_numpy is None else of_numpy()
+        self.module = sys.modules.get(self.library.name)
+
+    def renewed(self) -> Conversion:
+        """Itself, or another one where a test or a reload has given the library another module."""
+        if sys.modules.get(self.library.name) is self.module:
+            return self
+        return Conversion(self.like, self.device)
 
     @property
     def name(self) -> str:

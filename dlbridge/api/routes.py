@@ -208,7 +208,8 @@ class Move:
         copy: bool | None,
         conversion: Conversion | None = None,
     ) -> None:
-        self.x, self.target, self.copy, self.conversion = x, target, copy, conversion
+        self.x, self.target, self.copy = x, target, copy
+        self.conversion = None if conversion is None else conversion.renewed()
         operand = operand_of(tensor)
         self.by_library = None
         if x is not tensor and not operand.device.is_host and needs_its_library(x, tensor, target):

@@ -292,15 +292,17 @@ _NOT_IN_NUMPY = ("bfloat16", *FLOAT8)
 
 
 def _of_numpy() -> Callable[[Any], Any]:
-    from_numpy = sys.modules["torch"].from_numpy
+    modules, torch = sys.modules, sys.modules["torch"]
+    from_numpy: Any = getattr(torch, "from_numpy", None)  # a test's double may have none
 
     def convert(x: Any) -> Any:
-        if not x.flags.writeable:
-            return None  # torch would write
         try:
-            return from_numpy(x)
-        except unless_handler(TypeError, ValueError):  # a type or strides that torch does not have
-            return None
+            # torch would write into memory that is read-only. `like=` may mean another module now.
+            if x.flags.writeable and modules["torch"] is torch:
+                return from_numpy(x)
+        except unless_handler(TypeError, ValueError, KeyError):
+            pass  # a type or strides that torch does not have
+        return None
 
     return convert
 

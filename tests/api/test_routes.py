@@ -152,6 +152,36 @@ def test_a_tensor_comes_from_its_device_once(name):
     assert back.view(torch.uint8).tolist() == list(range(64))
 
 
+@pytest.mark.parametrize(
+    ("name", "array"), [("torch", "Tensor"), ("jax", "Array"), ("tvm_ffi", "Tensor")]
+)
+@pytest.mark.parametrize("device", ["cpu", "ext_dev"])
+def test_like_names_the_module_that_is_there_now(monkeypatch, name, array, device):
+    """A test's double or a reload of a library that has a description."""
+    pytest.importorskip(name)
+    a, t = np.ones(3, "float32"), bridge.zeros(3, device=device)
+    ways = (
+        lambda: bridge.to_device(a, "cpu", like=name),
+        lambda: bridge.to_device(t, "cpu", like=name),
+        lambda: bridge.to_device(bridge.zeros(3), "cpu", like=name),
+        lambda: bridge.from_dlpack(a, like=name),
+    )
+    before = [type(way()) for way in ways for _ in range(2)]
+    double = types.ModuleType(name)
+
+    class Array(list):
+        shape, dtype = (3,), np.dtype("float32")
+
+    Array.__module__ = name
+    Array.__name__ = array
+    double.from_dlpack = lambda x: Array(np.from_dlpack(x).tolist())
+    double.dlpack = double  # where jax has it
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, name, double)
+        assert [type(way()) for way in ways for _ in range(2)] == [Array] * 8
+    assert [type(way()) for way in ways for _ in range(2)] == before
+
+
 def _module(monkeypatch, length):
     """The module ``doubled``, whose arrays have *length* elements more."""
     double = types.ModuleType("doubled")

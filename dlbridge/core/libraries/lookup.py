@@ -8,7 +8,7 @@ import weakref
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
-from operator import attrgetter
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -49,15 +49,14 @@ _ROOM = "dlbridge.interop"
 
 @lru_cache(maxsize=len(_FILES))
 def _load(name: str) -> Library:
-    module, _, attribute = _FILES[name].partition(":")
-    library: Library = getattr(importlib.import_module(f"{_ROOM}.{module}"), attribute)
+    library: Library = resolve_name(f"{_ROOM}.{_FILES[name]}")
     return library
 
 
 @lru_cache(maxsize=1)
 def _small() -> dict[str, Library]:
     """The descriptions that need no file of their own."""
-    descriptions: dict[str, Library] = importlib.import_module(f"{_ROOM}.descriptions").SMALL
+    descriptions: dict[str, Library] = resolve_name(f"{_ROOM}.descriptions:SMALL")
     return descriptions
 
 
@@ -293,8 +292,8 @@ def is_known_library(name: str) -> bool:
     Returns
     -------
     bool
-        True: what `find_library` gives for the name stays the same. Another name is that of the
-        module that is imported now, with the function that it has now: it may be reloaded.
+        True: what `find_library` gives for the name stays the same while the module does. Another
+        name is that of the module that is imported now, with the function that it has now.
 
     Examples
     --------
@@ -345,13 +344,12 @@ def find_library(like: object) -> tuple[Library, Callable[[Tensor], Any]]:
 
 def _find_by_class(cls: type, like: object) -> tuple[Library, Callable[[Tensor], Any]]:
     package = cls.__module__.partition(".")[0]
+    name = f"{package}.{cls.__name__}"
     own = getattr(cls, "__from_tensor__", None)
     # `dlbridge.Exporter`: it gets the Tensor, and with it what there is to know.
     if own is not None:
-        name = f"{package}.{cls.__name__}"
         ours = _small()["dlbridge"]
-        facts = ours._replace(name=name, arrays=(name,), make=None, keeps_types=False)
-        return facts, own
+        return ours._replace(name=name, arrays=(name,), make=None, keeps_types=False), own
     if hasattr(cls, "__as_tensor__"):
         raise TypeError(
             f"like={cls!r} is an Exporter without the class method __from_tensor__(tensor), which "
@@ -365,7 +363,7 @@ def _find_by_class(cls: type, like: object) -> tuple[Library, Callable[[Tensor],
     own = getattr(cls, "from_dlpack", None)
     if own is None:
         return _find_by_name(package)
-    return Library(f"{package}.{cls.__name__}", (f"{package}.{cls.__name__}",)), own
+    return Library(name, (name,)), own
 
 
 def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
@@ -411,10 +409,16 @@ def _installed() -> list[str]:
 
 
 def _find_by_name(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
-    return _find_described(name) if is_known_library(name) else _search(name)
+    if not is_known_library(name):
+        return _search(name)
+    module, kept = sys.modules.get(name), _DESCRIBED.get(name)
+    if kept is None or kept[0] is not module:
+        kept = _DESCRIBED[name] = module, _search(name)
+    return kept[1]
 
 
-_find_described = lru_cache(maxsize=32)(_search)
+_DESCRIBED: dict[str, tuple[object, tuple[Library, Callable[[Tensor], Any]]]] = {}
+"""Library -> its module, and what was found; a test or a reload may give it another module."""
 
 
 def _find_by_module(module: ModuleType) -> tuple[Library, Callable[[Tensor], Any]]:
@@ -433,8 +437,7 @@ def _maker(library: Library) -> Callable[[Tensor], Any]:
     """The function of *library*, which has one, for a Tensor."""
     make = library.make
     if isinstance(make, str):
-        module, _, names = make.partition(":")
-        make = attrgetter(names)(importlib.import_module(module))
+        make = resolve_name(make)
     if library.takes == "tensor":
         return cast("Callable[[Tensor], Any]", make)
     if library.takes == "numpy":
@@ -480,11 +483,9 @@ _OF_PYTHON: dict[object, str] = {
 def _from_dlpack_of(module: ModuleType) -> Any:
     function = getattr(module, "from_dlpack", None)
     if function is None:
-        try:
+        with suppress(ModuleNotFoundError):
             inner = importlib.import_module(f"{module.__name__}.dlpack")
-        except ModuleNotFoundError:
-            inner = None
-        function = getattr(inner, "from_dlpack", None)
+            function = getattr(inner, "from_dlpack", None)
     if function is None:
         raise TypeError(
             f"the module {module.__name__!r} has neither from_dlpack nor dlpack.from_dlpack, so "
