@@ -26,7 +26,7 @@ _MOVE = "dlbridge.to_device(x, device) moves a tensor, such as to 'opencl:0'"
 _COPY = "dlbridge.to_device(x, dlbridge.device_of(x), copy=True) makes a copy"
 _DTYPES = (
     "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 bfloat16 "
-    "complex64 complex128"
+    "complex64 complex128 bool int4 uint4 float8_e4m3fn float8_e5m2 float4_e2m1fn"
 )
 _BACKENDS = "cpu cuda oneapi opencl rocm vulkan webgpu"
 
@@ -39,7 +39,8 @@ PACKAGE_NAMES = _by_name(
         "pass the tensor itself: every library's from_dlpack takes it": "to_dlpack",
         "dlbridge.asarray(x) takes the arrays of every library": "from_numpy from_torch from_jax "
         "from_array from_list from_pandas from_buffer frombuffer array as_tensor tensor",
-        _MOVE: "to move transfer device_put",
+        _MOVE: "to move move_to transfer device_put",
+        "dlbridge.asarray(x).tolist() gives lists": "to_list",
         f"{_MOVE}, {_TORCH} gives an array of another library, and "
         "dlbridge.astype(dlbridge.to_device(x, 'cpu'), dtype) another dtype": "convert",
         "dlbridge.astype(dlbridge.to_device(x, 'cpu'), dtype) converts the elements": "cast",
@@ -59,9 +60,18 @@ PACKAGE_NAMES = _by_name(
         "dlbridge.to_device(x, 'cpu', like='numpy')": "concatenate concat stack where matmul sum "
         "mean",
         "dlbridge.asarray(x).reshape(shape) is a view of another shape": "reshape",
-        "dlbridge.explain(x, device) says what a move would do": "describe",
+        "dlbridge.explain(x, device) says what a move would do": "describe can_move can_share",
         "dlbridge.devices() lists the devices that can be used here": "is_available device_count "
-        "get_device get_devices list_devices",
+        "get_devices list_devices",
+        "dlbridge.device_of(x) is the device of an array, dlbridge.device(name) that of a "
+        "name": "get_device",
+        "no device is current: name one in each call, as in "
+        "dlbridge.to_device(x, device)": "set_device set_default_device",
+        "memory of the devices 'cuda_host' and 'rocm_host' is page-locked": "pin_memory pinned",
+        "dlbridge.trim() gives memory that is kept for later back": "empty_cache",
+        "dlbridge.Error is the class of all errors, dlbridge.ExchangeError that of tensors that "
+        "are refused": "DLPackError TransferError",
+        "dlbridge.DeviceMemoryError is raised where a device has no room": "OutOfMemoryError",
     }
 ) | {
     name: f"dlbridge.backend({name!r}) gives the backend, and '{name}:0' is its first device"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
-from dlbridge.extending import TRACES, bytes_text, html_table, public_in
+from dlbridge.extending import TRACES, bytes_text, did_you_mean, html_table, public_in
 
 if TYPE_CHECKING:
     from dlbridge import Plan
@@ -112,6 +112,15 @@ class Trace:
         """Return the tables that a notebook shows."""
         return "".join([*(plan._repr_html_() for plan in self.plans), html_table(self._total())])
 
+    if not TYPE_CHECKING:  # to a type checker it would say that every name is there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError, which says what has the moves."""
+            hint = did_you_mean(name, dir(self)) or "; trace.plans has a Plan of each move"
+            raise AttributeError(
+                f"'Trace' object has no attribute {name!r}{'' if name.startswith('_') else hint}"
+            )
+
 
 class TraceBlock:
     """What `trace` gives: the ``with`` block, or a decorator each of whose calls is a block."""
@@ -138,7 +147,7 @@ class TraceBlock:
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise AttributeError, which says how to get the trace."""
-            hint = f"; {_HOW}" if name in ("plans", "thread") or hasattr(Trace, name) else ""
+            hint = "" if name.startswith("_") else f"; {_HOW}"
             raise AttributeError(f"'TraceBlock' object has no attribute {name!r}{hint}")
 
 

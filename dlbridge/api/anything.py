@@ -317,6 +317,8 @@ def _method_of(x: Any) -> str:
     """What to write where a method of *x* gives an array or numbers; empty if none is known."""
     cls = type(x)
     package = cls.__module__.partition(".")[0]
+    if package == "_cffi_backend":
+        return "dlbridge.from_blob(x, shape, dtype) is a tensor on its memory"
     if getattr(x, "is_valid", True) is False:  # a scalar of pyarrow
         return "it is null; pass the number that it shall be"
     if (package, cls.__name__) in _CLASSES:

@@ -129,6 +129,11 @@ def from_array_method(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
         empty = getattr(x, "shape", ()) is None  # a dataset of h5py
         why = "it has no shape and no elements (its shape is None)" if empty else exc
         raise TypeError(f"the __array__ of {origin_of(x)} gives no array: {why}") from exc
+    except unless_handler(RuntimeError, ValueError, OSError) as exc:  # h5py's, of a closed file
+        exc.add_note(
+            f"raised by the __array__ of {origin_of(x)}; if it reads a file, the file must be open"
+        )
+        raise
     if isinstance(array, np.ma.MaskedArray):
         raise _has_mask(x, "numpy.asanyarray(x).filled(value)")
     if copy is False and array.size and not np.may_share_memory(array, _asked_for_no_copy(x)):

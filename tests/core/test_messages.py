@@ -18,6 +18,7 @@ import dlbridge as bridge
 from dlbridge._absent_names import PACKAGE_NAMES, TENSOR_NAMES
 from dlbridge.core.plugins.registry import _find
 from dlbridge.extending import CPU, LOADED, Memory, tensor_on
+from dlbridge.tracing import Trace
 from tests.support.expected_parts import backend_or_skip
 from tests.support.peers import peer
 
@@ -364,6 +365,14 @@ CASES = {
             lambda: peer("torch").ones(3) < bridge.ones(3),
             r"^a Tensor does not compute \(operator >\): .*like='torch'",
         ),
+        "the length of one number": (
+            lambda: len(bridge.ones(())),
+            r"^a tensor without dimensions has no len\(\); t\.item\(\) is its element$",
+        ),
+        "one number as an index of torch's tensor": (
+            lambda: peer("torch").ones(3)[bridge.zeros((), "int64")],
+            r"t\.item\(\) is its element",
+        ),
         "a sum with a text": (
             lambda: "a" + bridge.ones(3),
             r"^a Tensor does not compute \(operator \+\)",
@@ -413,6 +422,39 @@ CASES = {
         "a dtype as a name of the package": (
             lambda: bridge.float32,
             r"a dtype is written as a text, 'float32'; ",
+        ),
+        "a dtype that numpy does not have, as a name of the package": (
+            lambda: bridge.float8_e4m3fn,
+            r"a dtype is written as a text, 'float8_e4m3fn'; ",
+        ),
+        "an error by another name": (
+            lambda: bridge.DLPackError,
+            r"no attribute 'DLPackError'; dlbridge\.Error is the class of all errors",
+        ),
+        "torch's error of memory": (
+            lambda: bridge.OutOfMemoryError,
+            r"no attribute 'OutOfMemoryError'; .*dlbridge\.DeviceMemoryError",
+        ),
+        "torch's cache": (lambda: bridge.empty_cache, r"dlbridge\.trim\(\)"),
+        "torch's current device": (
+            lambda: bridge.set_device("opencl:0"),
+            r"no attribute 'set_device'; no device is current: .*dlbridge\.to_device\(x, device\)",
+        ),
+        "a question before a move": (
+            lambda: bridge.can_move([1], "opencl:0"),
+            r"dlbridge\.explain\(x, device\)",
+        ),
+        "the moves of a trace": (
+            lambda: Trace().moves,
+            r"^'Trace' object has no attribute 'moves'; .*trace\.plans",
+        ),
+        "a name of a trace spelled wrongly": (
+            lambda: Trace().nbyte,
+            r"^'Trace' object has no attribute 'nbyte' \(did you mean 'nbytes'\?\)$",
+        ),
+        "a trace without its block": (
+            lambda: bridge.trace().moves,
+            r"^'TraceBlock' object has no attribute 'moves'; write `with dlbridge\.trace\(\)",
         ),
         "torch's function that fills": (
             lambda: bridge.fill_,
@@ -638,6 +680,15 @@ def test_operators_name_a_library_that_computes():
         lambda: tensor % 2,
         lambda: tensor**2,
         lambda: tensor @ tensor,
+        lambda: tensor & tensor,
+        lambda: 1 | tensor,
+        lambda: tensor ^ True,
+        lambda: tensor << 1,
+        lambda: 1 >> tensor,
+        lambda: divmod(tensor, 2),
+        lambda: divmod(2, tensor),
+        lambda: round(tensor),
+        lambda: round(tensor[0], 2),
         lambda: tensor + object(),
         lambda: object() < tensor,
     ):
@@ -725,6 +776,11 @@ def test_messages_have_no_cause_that_speaks_of_something_else():
     with pytest.raises(ValueError, match="no device is called 'gpu'") as told:
         bridge.to_device(np.ones(3), "gpu")
     assert told.value.__cause__ is None
+    for function in (bridge.to_device, bridge.plan):
+        for device, like in (("cpu:7", None), (None, None), ([], None), ("cpu", 5), ("cpu", list)):
+            with pytest.raises((TypeError, bridge.DeviceNotFound)) as told:
+                function(np.ones(3), device, like)
+            assert told.value.__context__ is None
 
 
 def test_numbers_are_copied_as_what_the_target_has():

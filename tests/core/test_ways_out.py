@@ -324,6 +324,14 @@ NO_TENSORS = {
         "sparse columns": ("pa.SparseCSCMatrix.from_dense_numpy(np.eye(2))", ["x.to_tensor()"]),
         "sparse tensors": ("pa.SparseCSFTensor.from_dense_numpy(np.eye(2))", ["x.to_tensor()"]),
     },
+    "cffi": {
+        name: (f"cffi.FFI().{made}", ["dlbridge.from_blob(x, shape, dtype)"])
+        for name, made in {
+            "an array": "new('float[3]')",
+            "a pointer": "new('float *')",
+            "a buffer's array": "from_buffer('float[]', bytearray(12))",
+        }.items()
+    },
     "cv2": {"memory of OpenCL": ("cv2.UMat(np.eye(2))", ["x.get()"])},
     "numba.typed": {"a typed list": ("numba.typed.List([1.5, 2.5])", ["list(x)"])},
     "tables": {
@@ -432,7 +440,7 @@ def test_the_way_out_of_what_is_no_tensor_leads_out(name, take):
         names = names_for(library)
     names |= {"only": only, "capsule_of": capsule_of, "in_file": in_file, "ByStruct": ByStruct}
     names |= {"collections": collections, "fractions": fractions, "io": io, "file_of": file_of}
-    names["dlbridge"] = bridge
+    names |= {"dlbridge": bridge, "shape": 1, "dtype": "float32"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's: the class of a storage with a type is old
         x = names["x"] = eval(source, names)

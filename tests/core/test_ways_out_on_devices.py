@@ -110,6 +110,7 @@ def names_of(place, tmp_path):
         "array": np.zeros(3, "float32"),
         "index": 0,
         "device": place,
+        "name": place,
         "dtype": "float64",
         "shape": (6,),
         "n": 2,

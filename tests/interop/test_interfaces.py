@@ -343,3 +343,20 @@ def test_a_dataset_without_a_shape_is_refused_in_our_words():
     with pytest.raises(TypeError, match=r"Dataset.* gives no array: it has no shape") as told:
         bridge.asarray(Dataset())
     assert isinstance(told.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize("copy", [None, True, False])
+def test_a_dataset_of_a_closed_file_says_what_read_it(copy):
+    """As that of h5py, whose message speaks of an identifier."""
+    error = RuntimeError("identifier is not of specified type")
+
+    class Dataset:
+        def __array__(self, dtype=None, copy=None):
+            raise error
+
+    with pytest.raises(RuntimeError) as told:
+        bridge.asarray(Dataset(), copy=copy)
+    assert told.value is error
+    (note,) = error.__notes__
+    assert note.startswith("raised by the __array__ of ")
+    assert note.endswith("Dataset; if it reads a file, the file must be open")

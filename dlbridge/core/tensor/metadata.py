@@ -89,11 +89,11 @@ _COMPUTING = ("cupy", "jax", "paddle", "tensorflow", "torch")
 
 # Names of methods, each with its operator and its mirror. A reflected operator has none: it is
 # asked for when the other operand has refused.
-_COMPARISONS = "lt:<:gt gt:>:lt le:<=:ge ge:>=:le"
-_ARITHMETIC = "add:+ sub:- mul:* truediv:/ floordiv:// mod:% pow:** matmul:@"
-_UNARY = "neg:-: pos:+: invert:~: abs:abs:"
-_METHODS = [triple.split(":") for triple in f"{_COMPARISONS} {_UNARY}".split()]
-for _name, _sign in (pair.split(":") for pair in _ARITHMETIC.split()):
+_WITH_MIRROR = "lt:<:gt gt:>:lt le:<=:ge ge:>=:le neg:-: pos:+: invert:~: abs:abs: round:round:"
+_ARITHMETIC = "add:+ sub:- mul:* truediv:/ floordiv:// mod:% divmod:divmod pow:** matmul:@"
+_BITWISE = "and:& or:| xor:^ lshift:<< rshift:>>"
+_METHODS = [triple.split(":") for triple in _WITH_MIRROR.split()]
+for _name, _sign in (pair.split(":") for pair in f"{_ARITHMETIC} {_BITWISE}".split()):
     _METHODS += [[_name, _sign, f"r{_name}"], [f"r{_name}", _sign, ""]]
 
 for _name, _instead in TENSOR_NAMES.items():
@@ -296,7 +296,7 @@ class TensorMetadata(OtherNames):
 
     def __len__(self) -> int:
         if not self.ndim:
-            raise TypeError("a tensor without dimensions has no len()")
+            raise TypeError("a tensor without dimensions has no len(); t.item() is its element")
         return self.shape[0]
 
     def __repr__(self) -> str:
