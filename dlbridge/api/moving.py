@@ -418,8 +418,8 @@ def to_device(
     """
     try:
         route = ROUTES[type(x), device, like]
-    except (KeyError, TypeError):  # TypeError: an array, as like=, has no hash
-        route = find_route(x, device, like)
+    except (KeyError, TypeError) as miss:  # TypeError: an array, as like=, has no hash
+        route = find_route(x, device, like, miss)
     if stream is None and progress is None and not TRACES:
         try:
             if copy is None and (at_once := route.at_once) is not None:
@@ -491,8 +491,8 @@ def plan(x: ArrayLike, device: DeviceLike, like: Any = None, *, copy: bool | Non
     refuse_read_once(x, "planning", "plan t")
     try:
         route = ROUTES[type(x), device, like]
-    except (KeyError, TypeError):
-        route = find_route(x, device, like)
+    except (KeyError, TypeError) as miss:
+        route = find_route(x, device, like, miss)
     tensor = at_its_place(x, route.importer, copy, device)
     return Move(x, tensor, route.target, copy, route.conversion).plan()
 

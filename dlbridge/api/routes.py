@@ -82,8 +82,27 @@ may be equal to these and mean something else. The class is one that lives as lo
 """
 
 
-def find_route(x: Any, device: DeviceLike, like: object) -> Route:
-    """The route of *x*; what is wrong with *x* is said before what is wrong with the others."""
+def find_route(x: Any, device: DeviceLike, like: object, miss: Exception) -> Route:
+    """The route of *x*; its errors do not show *miss*, which says only that none was kept.
+
+    Python would print it before each of them. (A call outside of the caller's ``except`` costs
+    `to_device` a comparison each time.)
+    """
+    try:
+        return _new_route(x, device, like)
+    except _WRONG as exc:
+        last: BaseException = exc
+        while last.__context__ not in (None, miss):
+            last = last.__context__
+        last.__context__ = None
+        raise
+
+
+_WRONG = (Error, ImportError, TypeError, ValueError)
+
+
+def _new_route(x: Any, device: DeviceLike, like: object) -> Route:
+    """What is wrong with *x* is said before what is wrong with the others."""
     cls = type(x)
     importer = None if isinstance(x, Tensor) else importer_of(cls)
     key = None
@@ -93,7 +112,7 @@ def find_route(x: Any, device: DeviceLike, like: object) -> Route:
             key = cls, device, like
     try:
         route = Route(importer, device, like)
-    except (Error, ImportError, TypeError, ValueError):
+    except _WRONG:
         if not is_read_once(x):
             at_its_place(x, importer, None, device)
         raise
