@@ -506,7 +506,7 @@ def _export_to_host(
             return capsule_of(shared, version, 0)
     if copy is False:
         raise ExchangeError(
-            f"{why_no_host_view(operand_of(tensor))}; copy=False forbids copying it to the CPU"
+            f"{why_no_host_view(operand_of(tensor))}; copy=None copies it, copy=False forbids it"
         )
     return capsule_of(move(tensor, CPU, True), version, FLAG_IS_COPIED)
 
