@@ -33,7 +33,7 @@ _BACKENDS = "cpu cuda oneapi opencl rocm vulkan webgpu"
 PACKAGE_NAMES = _by_name(
     {
         "dlbridge.to_device(x, 'cpu', like='numpy') gives a numpy array": "to_numpy as_numpy "
-        "asnumpy",
+        "asnumpy device_get",
         f"{_TORCH} gives a torch tensor": "to_torch",
         "dlbridge.to_device(x, 'cpu', like='jax') gives a jax array": "to_jax",
         "pass the tensor itself: every library's from_dlpack takes it": "to_dlpack",
@@ -47,7 +47,9 @@ PACKAGE_NAMES = _by_name(
         f"{_COPY}; dlbridge.copy_(target, source) copies into memory that there is": "copy",
         _COPY: "clone",
         "dlbridge.use_stream(device, stream) takes the stream of any library": "stream Stream "
-        "context",
+        "context CommandQueue",
+        "dlbridge.copy_(target, source) copies into memory that there is": "copyto memcpy "
+        "enqueue_copy",
         "dlbridge.load(path) reads a file": "from_file load_file",
         "dlbridge.save(path, x) writes a file": "to_file save_file",
         "dlbridge.from_blob(address, shape, dtype) makes a tensor of an address": "from_pointer "
@@ -58,15 +60,25 @@ PACKAGE_NAMES = _by_name(
         "memory": "arange linspace eye random rand randn",
         "dlbridge does not compute: take an array of a library that does, such as "
         "dlbridge.to_device(x, 'cpu', like='numpy')": "concatenate concat stack where matmul sum "
-        "mean",
-        "dlbridge.asarray(x).reshape(shape) is a view of another shape": "reshape",
+        "mean add subtract multiply divide dot einsum exp sqrt max min abs sort argmax split "
+        "allclose equal",
+        "dlbridge.asarray(x).reshape(shape) is a view of another shape": "reshape "
+        "flatten ravel squeeze unsqueeze expand_dims",
+        "None in an index makes a dimension: dlbridge.asarray(x)[None]": "newaxis",
+        "dlbridge.asarray(x) makes a Tensor of an array, and dlbridge.Tensor is its "
+        "class": "ndarray Array",
+        "a dtype is written as a text, such as 'float32'": "float double half int long complex",
+        "dlbridge.to_device(x, dlbridge.device_of(x), copy=True) makes a compact "
+        "copy": "ascontiguousarray contiguous",
         "dlbridge.explain(x, device) says what a move would do": "describe can_move can_share",
         "dlbridge.devices() lists the devices that can be used here": "is_available device_count "
-        "get_devices list_devices",
+        "get_devices list_devices get_platforms get_device_properties get_device_name",
+        "dlbridge.device(name).memory is the memory of a device in bytes, where its driver says "
+        "it": "mem_get_info memory_allocated",
         "dlbridge.device_of(x) is the device of an array, dlbridge.device(name) that of a "
         "name": "get_device",
         "no device is current: name one in each call, as in "
-        "dlbridge.to_device(x, device)": "set_device set_default_device",
+        "dlbridge.to_device(x, device)": "set_device set_default_device current_device",
         "memory of the devices 'cuda_host' and 'rocm_host' is page-locked": "pin_memory pinned",
         "dlbridge.trim() gives memory that is kept for later back": "empty_cache",
         "dlbridge.Error is the class of all errors, dlbridge.ExchangeError that of tensors that "
@@ -78,6 +90,10 @@ PACKAGE_NAMES = _by_name(
     for name in _BACKENDS.split()
 }
 """A name that other packages have -> what to write with dlbridge."""
+PACKAGE_NAMES |= {
+    name: f"a library is named by like=: dlbridge.to_device(x, 'cpu', like={name!r})"
+    for name in ("numpy", "torch", "jax")
+}
 PACKAGE_NAMES |= {
     name: f"a dtype is written as a text, {name!r}; dlbridge.dtype({name!r}) is its object"
     for name in _DTYPES.split()
@@ -100,7 +116,7 @@ _COMPUTED = "sum mean max min prod std var argmax argmin any all cumsum round ar
 
 TENSOR_NAMES = _by_name(
     {
-        "write t.to_device('cpu')": "cpu",
+        "write t.to_device('cpu')": "cpu host",
         "write t.to_device('cuda:0')": "cuda",
         "write t.to_device(device), dlbridge.to_device(t, 'cpu', like='torch') for an array of "
         "another library, and dlbridge.astype(dlbridge.to_device(t, 'cpu'), dtype) for another "
@@ -114,11 +130,12 @@ TENSOR_NAMES = _by_name(
         "a Tensor has no gradient, so use it as it is": "detach",
         "a Tensor has no gradient; torch's has: dlbridge.to_device(t, 'cpu', like='torch')": "grad "
         "requires_grad requires_grad_ backward",
-        "write t[index]": "iloc loc select narrow",
+        "write t[index]": "iloc loc select narrow split chunk unbind",
+        "dlbridge.copy_(t[index], dlbridge.full_like(t[index], value)) writes a part": "at",
         "dlbridge.astype(dlbridge.to_device(t, 'cpu'), dtype) converts the elements": "astype type "
         "cast half float double bfloat16 int long",
         "dlbridge.to_device(t, t.device, copy=True) makes a copy": "copy clone",
-        "dlbridge.copy_(t, source) copies into it": "copy_",
+        "dlbridge.copy_(t, source) copies into it": "copy_ set",
         "dlbridge.to_device(t, t.device, copy=True) makes a compact copy": "contiguous",
         "dlbridge.copy_(t, dlbridge.full_like(t, value)) fills it": "fill fill_ zero_",
         "write t.reshape(-1)": "flatten ravel",
@@ -130,10 +147,15 @@ TENSOR_NAMES = _by_name(
         "write t.itemsize": "element_size",
         "write t.tobytes()": "tostring",
         "write t.readonly": "writeable is_readonly",
-        "t.device says where it is": "is_cpu is_cuda",
+        "t.device says where it is": "is_cpu is_cuda get_device devices sharding",
+        "t.numpy(copy=None).real and .imag are the parts of complex numbers": "real imag conj",
+        "a Tensor does not compute; torch's does: dlbridge.to_device(t, 'cpu', "
+        "like='torch')": "add add_ sub sub_ mul mul_ div div_ matmul mm dot exp log sqrt abs pow "
+        "norm clamp clip sort nonzero flip repeat expand",
+        "t.byte_offset is 0 where t.data_ptr() includes it": "offset",
         "t.data_ptr() is its address or handle, and t.operand() has all that a kernel "
         "needs": "data ptr address handle buffer storage_offset",
-        "t.to_native() gives the object of the device's own library": "native",
+        "t.to_native() gives the object of the device's own library": "native queue base_data",
         "dlbridge.synchronize(t.device) waits for the work on its device": "synchronize sync wait "
         "block_until_ready",
         "dlbridge.save(path, t) writes a file": "save tofile",

@@ -13,7 +13,7 @@ from collections.abc import (
     Set,
     ValuesView,
 )
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.api.lists import array_of
@@ -308,6 +308,8 @@ def _instead_of_others(x: Any) -> str:
         return "pass its numbers as a list: list(x)"
     if isinstance(x, (FunctionType, MethodType, BuiltinFunctionType)):
         return "it is a function; pass what it returns"
+    if isinstance(x, ModuleType):
+        return "it is a module; pass an array (like= names the library of the result)"
     if hasattr(type(x), "__iter__"):
         return "move what it gives: [dlbridge.tree_to_device(each, device) for each in x]"
     return "pass float(x)" if hasattr(type(x), "__float__") else ""

@@ -271,7 +271,7 @@ def _explained(dtype: object, error: TypeError) -> TypeError:
             f"{dtype!r} is not a dtype: the shape comes first, as in "
             "zeros((2, 2), 'float32', 'cpu'); a dtype by (code, bits, lanes) is three integers"
         )
-    if isinstance(dtype, str) and _names_a_device(dtype):
+    if _is_device(dtype):
         return TypeError(
             f"{dtype!r} is a device, not a dtype: pass device={dtype!r}, since the argument "
             "after the shape is the dtype"
@@ -279,10 +279,10 @@ def _explained(dtype: object, error: TypeError) -> TypeError:
     return TypeError(str(error))
 
 
-def _names_a_device(text: str) -> bool:
+def _is_device(dtype: Any) -> bool:
     try:
-        check_device(text)
-    except ValueError:
+        check_device(dtype)
+    except (TypeError, ValueError):
         return False
     except Error:  # a device that is not here is one, too
         pass

@@ -165,6 +165,10 @@ CASES = {
             lambda: bridge.to_device("f.npy", "cpu"),
             r"for a file, write dlbridge\.load\('f\.npy'\)",
         ),
+        "a library's module": (
+            lambda: bridge.to_device(np, "cpu"),
+            r"it is a module; pass an array \(like= names the library of the result\)$",
+        ),
         "a path": (
             lambda: bridge.to_device(pathlib.Path("data"), "cpu"),
             r"dlbridge\.load\(path\) reads a file",
@@ -208,6 +212,14 @@ CASES = {
         "a device where the dtype stands": (
             lambda: bridge.empty((2, 2), "opencl:0"),
             r"'opencl:0' is a device, not a dtype: pass device='opencl:0'",
+        ),
+        "a device of torch where the dtype stands": (
+            lambda: bridge.empty((2, 2), peer("torch").device("cpu")),
+            r"is a device, not a dtype: pass device=device\(type='cpu'\)",
+        ),
+        "a Device where the dtype stands": (
+            lambda: bridge.empty((2, 2), bridge.device("cpu")),
+            r"is a device, not a dtype: pass device=dlbridge\.device\('cpu:0'\)",
         ),
         "a device that is not installed where the dtype stands": (
             lambda: bridge.full((2, 2), 1, "metal:0"),
@@ -435,6 +447,33 @@ CASES = {
             lambda: bridge.OutOfMemoryError,
             r"no attribute 'OutOfMemoryError'; .*dlbridge\.DeviceMemoryError",
         ),
+        "a library as a name of the package": (
+            lambda: bridge.torch,
+            r"a library is named by like=: dlbridge\.to_device\(x, 'cpu', like='torch'\)",
+        ),
+        "numpy's new axis": (lambda: bridge.newaxis, r"dlbridge\.asarray\(x\)\[None\]"),
+        "a type of Python as a name of the package": (
+            lambda: bridge.float,
+            r"a dtype is written as a text, such as 'float32'$",
+        ),
+        "the class of numpy's arrays": (lambda: bridge.ndarray, r"dlbridge\.Tensor is its class"),
+        "a copy of pyopencl": (lambda: bridge.enqueue_copy, r"dlbridge\.copy_\(target, source\)"),
+        "a queue of pyopencl": (lambda: bridge.CommandQueue, r"dlbridge\.use_stream\("),
+        "the host's array, by jax's name": (lambda: bridge.device_get, r"'cpu', like='numpy'"),
+        "the memory of torch's device": (
+            lambda: bridge.mem_get_info,
+            r"dlbridge\.device\(name\)\.memory",
+        ),
+        "a part, written by jax": (
+            lambda: bridge.ones(3).at,
+            r"dlbridge\.copy_\(t\[index\], dlbridge\.full_like\(t\[index\], value\)\)",
+        ),
+        "the queue of an array of pyopencl": (lambda: bridge.ones(3).queue, r"t\.to_native\(\)"),
+        "the real part": (lambda: bridge.ones(3).real, r"t\.numpy\(copy=None\)\.real"),
+        "torch's arithmetic in place": (
+            lambda: bridge.ones(3).add_(1),
+            r"does not compute; torch's does: .*like='torch'\)$",
+        ),
         "torch's cache": (lambda: bridge.empty_cache, r"dlbridge\.trim\(\)"),
         "torch's current device": (
             lambda: bridge.set_device("opencl:0"),
@@ -537,6 +576,10 @@ CASES = {
         "a copy into what nobody can have": (
             lambda: bridge.copy_(peer("torch").ones(2, requires_grad=True), np.ones(2, "f4")),
             r"requires grad; pass x\.detach\(\)",
+        ),
+        "a capsule on the CPU without a copy": (
+            lambda: np.from_dlpack(on("ext_dev:0"), device="cpu", copy=False),
+            r"the host cannot map it .*; copy=None copies it, copy=False forbids it$",
         ),
         "numpy() of memory that must be copied": (
             lambda: on("ext_dev:0").numpy(),
