@@ -1,5 +1,5 @@
-"""Arrow's structs: what is right is taken, what is wrong is refused in words, and all is released
-once. They go in within a process of its own, which must not die of them.
+"""Columns of pyarrow, and Arrow's structs: right ones are taken, wrong ones refused in words, and
+all is released once. Structs go in within a process of its own, which must not die of them.
 """
 
 from __future__ import annotations
