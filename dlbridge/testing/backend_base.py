@@ -615,6 +615,20 @@ class BackendCase:
             devices.append(device.on(device.backend.normalize_stream(device.device_id, stream)))
         return devices
 
+    def new_stream(self, backend: Any, device_id: int) -> object:
+        """A new stream as a user would pass it, or a skip."""
+        stream = self.make_stream(backend, device_id)
+        if stream is None:
+            pytest.skip("there is one stream (make_stream)")
+        return stream
+
+    def own(self, device: DeviceUnderTest) -> DeviceUnderTest:
+        """The device on a new stream, or a skip."""
+        mine = self.each_stream(device)[-1]
+        if mine is device:
+            pytest.skip("there is one stream (make_stream)")
+        return mine
+
     made: tuple[object, ...] = ()
     """The streams of `each_stream`, which the fixtures still need after the test."""
 
@@ -629,6 +643,11 @@ class BackendCase:
                 device.copy(*spans)
                 device.copy(*spans[::-1])
         return work
+
+    def long_work(self, device: DeviceUnderTest) -> list[object]:
+        """Work that takes longer than to queue thousands of pieces; as `busy`."""
+        given = device.backend, device.device_id, device.stream
+        return [self.busy(device), *(self.slow_work(*given) for _ in range(4))]
 
     def in_new_process(
         self, code: str, *arguments: object, environment: dict[str, str] | None = None

@@ -120,6 +120,13 @@ class OrderTests(BackendCase):
         assert first.stream != second.stream
         return first, second
 
+    def two_streams(self, device: DeviceUnderTest) -> tuple[DeviceUnderTest, DeviceUnderTest]:
+        """The device on two new streams, or a skip."""
+        first, second = self.streams(device)
+        if first is second:
+            pytest.skip("there is one stream (make_stream)")
+        return first, second
+
     @pytest.mark.parametrize("operation", WORK)
     def test_work_is_on_its_stream(
         self, device: DeviceUnderTest, devices: list[DeviceUnderTest], operation: str
@@ -129,9 +136,7 @@ class OrderTests(BackendCase):
         Whatever stream the memory was made on, and whether the work is short or long.
         """
         self.need(device.backend, WORK[operation])
-        mine = self.each_stream(device)[-1]
-        if mine is device:
-            pytest.skip("there is one stream (make_stream)")
+        mine = self.own(device)
         longest = min(self.max_nbytes // 2, 32 << 20)  # more than a small staging buffer has
         long = drawn(longest * 9 // 16, longest) if longest > RUNS.extent else RUNS.extent
         cases = [(mine, mine, 4096), (mine, device, 4096), (mine, mine, long)]
@@ -241,9 +246,7 @@ class OrderTests(BackendCase):
         imports = device.can_import(address)
         before = live_allocations(backend)
         for kind in ("memory", "host import") if imports else ("memory",):
-            stream = self.make_stream(backend, device_id)
-            if stream is None:
-                pytest.skip("there is one stream (make_stream)")
+            stream = self.new_stream(backend, device_id)
             mine = DeviceUnderTest(backend, device_id, backend.normalize_stream(device_id, stream))
             if kind == "memory":
                 data, offset = mine.allocate(PAGES), 0
@@ -273,9 +276,7 @@ class OrderTests(BackendCase):
         self.need(backend, SupportsCopy)
         self.need(backend, SupportsStreams)
         for nbytes in (drawn(16, 4096), drawn(1 << 18, 1 << 20)):
-            stream = self.make_stream(backend, device_id)
-            if stream is None:
-                pytest.skip("there is one stream (make_stream)")
+            stream = self.new_stream(backend, device_id)
             mine = DeviceUnderTest(backend, device_id, backend.normalize_stream(device_id, stream))
             content, junk = random_bytes(nbytes), memoryview(b"j" * nbytes)
             data, target = device.filled(content), device.filled(bytes(nbytes))
@@ -329,21 +330,30 @@ class OrderTests(BackendCase):
             del work
 
     def test_wait_for_work_that_runs(self, device: DeviceUnderTest) -> None:
-        """A stream that has one piece of work, which has begun, is waited for all the same."""
+        """A stream that has one piece of work, which has begun, is waited for all the same.
+
+        So it is where all that the backend has queued there is done, and by a stream that waits for
+        one which has no work but a wait.
+        """
         first, second = self.streams(device)
-        work = self.busy(first)
-        time.sleep(0.01)  # no verdict: until the device has begun, on most machines
-        device.backend.wait(device.device_id, second.stream, first.stream)
-        second.synchronize()
-        done = self.is_done(device.backend, device.device_id, first.stream, work)
-        assert done in (True, None)
-        first.synchronize()
+        chains = [(first, second), (second, device), (device, second), (first, second, device)]
+        for chain in chains if first is not second else chains[:1]:
+            on, *others = chain
+            work = self.busy(on)
+            time.sleep(0.01)  # no verdict: until the device has begun, on most machines
+            for earlier, later in itertools.pairwise(chain):
+                device.backend.wait(device.device_id, later.stream, earlier.stream)
+            others[-1].synchronize()
+            done = self.is_done(device.backend, device.device_id, on.stream, work)
+            names = " for ".join(f"{each.stream:#x}" for each in chain[::-1])
+            assert done in (True, None), f"{names}: the last did not wait for the only work"
+            for each in chain:
+                each.synchronize()
+            del work
 
     def test_two_streams_at_once(self, device: DeviceUnderTest) -> None:
         """Work of two streams at the same time: neither gets what the other one stages."""
-        pair = self.streams(device)
-        if pair[0] is pair[1]:
-            pytest.skip("there is one stream (make_stream)")
+        pair = self.two_streams(device)
         for nbytes in (64, 3000, (1 << 16) + 5, 1 << 20):
             contents = [memoryview(random_bytes(nbytes, seed)) for seed in range(2)]
             held = [each.allocate(nbytes) for each in pair]
@@ -365,9 +375,7 @@ class OrderTests(BackendCase):
         """
         backend = device.backend
         self.need(backend, SupportsCopy)
-        streams = [device, *self.streams(device)]
-        if streams[1] is device:
-            pytest.skip("there is one stream (make_stream)")
+        streams = [device, *self.two_streams(device)]
         chance, count = random.Random(drawn(0, 1 << 30)), drawn(150, 400)
         writes = [each for each in OPERATIONS if not each.endswith("to_host")]
         kinds = [each for each in writes if isinstance(backend, OPERATIONS[each])]
@@ -393,11 +401,6 @@ class OrderTests(BackendCase):
                 f"bytes on stream {earlier:#x}"
             )
         del work
-
-    def long_work(self, device: DeviceUnderTest) -> list[object]:
-        """Work that takes longer than to queue thousands of pieces; as `busy`."""
-        given = device.backend, device.device_id, device.stream
-        return [self.busy(device), *(self.slow_work(*given) for _ in range(4))]
 
     def test_much_work_at_once(self, device: DeviceUnderTest) -> None:
         """A thousand pieces of work and more are done in their order, without a wait between them.
@@ -439,9 +442,7 @@ class OrderTests(BackendCase):
         made: list[object] = []
         count, until = min(drawn(80, 160), self.most_streams), time.monotonic() + 3
         while len(made) < count and time.monotonic() < until:  # no verdict: a slow device has fewer
-            made.append(self.make_stream(backend, device_id))
-            if made[-1] is None:
-                pytest.skip("there is one stream (make_stream)")
+            made.append(self.new_stream(backend, device_id))
         self.made = tuple(made)
         handles = [backend.normalize_stream(device_id, each) for each in made]
         for handle in handles:
@@ -481,9 +482,7 @@ class OrderTests(BackendCase):
 
     def test_failed_work_is_said_after_a_wait(self, device: DeviceUnderTest) -> None:
         """A stream that waits for the failed work does not take its error away."""
-        first, second = self.streams(device)
-        if first is second:
-            pytest.skip("there is one stream (make_stream)")
+        first, second = self.two_streams(device)
         self.failing(first)
         device.backend.wait(device.device_id, second.stream, first.stream)
         with suppress(DeviceError):
@@ -493,9 +492,7 @@ class OrderTests(BackendCase):
 
     def test_failed_work_is_of_its_stream(self, device: DeviceUnderTest) -> None:
         """No call for another stream raises its error."""
-        first, second = self.streams(device)
-        if first is second:
-            pytest.skip("there is one stream (make_stream)")
+        first, second = self.two_streams(device)
         data = second.allocate(100)
         self.failing(first)
         second.write(data, 0, b"w" * 100)
@@ -676,9 +673,7 @@ class StreamTests(BackendCase, needs=SupportsStreams):
             pytest.skip("the library keeps its streams until the process ends (streams_end)")
         data, seen = device.allocate(64), []
         for _ in range(20):
-            stream = self.make_stream(backend, device_id)
-            if stream is None:
-                pytest.skip("there is one stream (make_stream)")
+            stream = self.new_stream(backend, device_id)
             try:
                 seen.append(weakref.ref(stream))
             except TypeError:

@@ -175,6 +175,12 @@ class CudaRig(rig.Rig):
         with at(device_id):
             call("cuCtxSynchronize")
 
+    def is_idle(self, stream, device_id):
+        from cuda.bindings import driver as cu
+
+        with at(device_id):
+            return cu.cuStreamQuery(stream)[0] == cu.CUresult.CUDA_SUCCESS
+
     def launch(self, stream, function, argument, device_id):
         # By the driver itself: cuda.bindings would call a function of its own, with the GIL.
         driver = ctypes.CDLL("libcuda.so.1")  # the one that is loaded, simulated or real

@@ -154,6 +154,10 @@ class RocmRig(rig.Rig):
         with current(device_id):
             hip("hipDeviceSynchronize")
 
+    def is_idle(self, stream, device_id):
+        with current(device_id):
+            return library().hipStreamQuery(ctypes.c_void_p(stream)) == 0
+
     def launch(self, stream, function, argument, device_id):
         with current(device_id):
             hip("hipLaunchHostFunc", stream, function, argument)

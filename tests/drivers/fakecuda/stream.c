@@ -36,6 +36,8 @@ static int held_up(CUstream stream, Operation *operation) {
   return 0;
 }
 
+static void run_record(Operation *o);
+
 static void *worker(void *argument) {
   CUstream stream = argument;
   pthread_mutex_lock(&lock);
@@ -46,8 +48,10 @@ static void *worker(void *argument) {
     while (held_up(stream, operation)) pthread_cond_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
     if (delay_us) usleep(delay_us);
-    operation->run(operation);
+    if (operation->run != run_record) operation->run(operation);
     pthread_mutex_lock(&lock);
+    // In one step with the end of the work: a stream that has no other work is idle with its event.
+    if (operation->run == run_record) operation->run(operation);
     stream->first = operation->next;
     if (!stream->first) stream->last = NULL;
     free(operation);
@@ -274,11 +278,8 @@ static void forget(Record *record) {
 }
 
 static void run_record(Operation *o) {
-  pthread_mutex_lock(&lock);
   o->record->parts--;
   forget(o->record);
-  pthread_cond_broadcast(&changed);
-  pthread_mutex_unlock(&lock);
 }
 
 static void run_wait(Operation *o) {

@@ -47,6 +47,10 @@ class Kit(BackendTests):
         slow(stream or rig().default, 0.06, device_id)
         return self
 
+    def is_done(self, backend, device_id, stream, work):
+        """Where nothing else is queued behind it, as wherever the kit asks."""
+        return rig().is_idle(stream or rig().default, device_id)
+
 
 @pytest.mark.parametrize("pace", PACES[:1], indirect=True)
 class Delayed(Kit):

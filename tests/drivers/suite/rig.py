@@ -67,6 +67,10 @@ class Rig:
     def wait_for_device(self, device_id):
         raise NotImplementedError
 
+    def is_idle(self, stream, device_id):
+        """Whether all work on the stream is done, without a wait."""
+        raise NotImplementedError
+
     def launch(self, stream, function, argument, device_id):
         raise NotImplementedError
 

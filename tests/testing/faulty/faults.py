@@ -1722,6 +1722,45 @@ def wait_looks_at_the_queue(fake, real, device_id, stream, on):
         real(device_id, stream, on)
 
 
+@found_by("test_wait_for_work_that_runs")
+class WaitsForItsOwnWork(Late):
+    """Nothing was queued by the backend since the last `synchronize`, but a kernel by its user."""
+
+    def __init__(self):
+        super().__init__()
+        self.idle = set()
+
+    def stream(self, device_id, handle):
+        self.idle.discard((device_id, handle))
+        return super().stream(device_id, handle)
+
+    def synchronize(self, device_id, stream):
+        super().synchronize(device_id, stream)
+        self.idle.add((device_id, stream))
+
+    def wait(self, device_id, stream, on):
+        if (device_id, on) not in self.idle:
+            super().wait(device_id, stream, on)
+
+
+@found_by("test_wait_for_work_that_runs")
+class WaitsOfWaits(Late):
+    """A stream that has no work but a wait for another one is not waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.waiting = set()
+
+    def stream(self, device_id, handle):
+        self.waiting.discard((device_id, handle))
+        return super().stream(device_id, handle)
+
+    def wait(self, device_id, stream, on):
+        if (device_id, on) not in self.waiting:
+            super().wait(device_id, stream, on)
+            self.waiting.add((device_id, stream))
+
+
 @breaks("wait", "test_wait_on_itself_is_nothing", base=Late)
 def wait_on_itself_fails(fake, real, device_id, stream, on):
     """A stream that waits for itself is an error of the driver."""
