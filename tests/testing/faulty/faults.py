@@ -2769,6 +2769,76 @@ class WaitsForALostDevice(Late):
             time.sleep(4)
 
 
+class LostAtWork(LateEnds):
+    """No fault: it knows which streams had work when the device was lost."""
+
+    def __init__(self):
+        super().__init__()
+        self.at_work = set()
+
+    def lose(self, device_id):
+        for each in [*by_handle.values()]:
+            if each.device_id == device_id and not each._work.empty():
+                default = each is self.default_streams[device_id]
+                self.at_work.add((device_id, 0 if default else each.handle))
+        super().lose(device_id)
+
+    def reopen(self, device_id):
+        if self.lost.get(device_id):
+            self.at_work.clear()
+        super().reopen(device_id)
+
+
+@breaks("synchronize", "test_lost_device", base=LostAtWork)
+def loss_fails_the_queued_work(fake, real, device_id, stream):
+    """Where work was queued, the loss is an error of that work."""
+    if (device_id, stream) in fake.at_work:
+        raise DeviceError(f"faulty:{device_id}: earlier work on stream {stream:#x} has failed")
+    real(device_id, stream)
+
+
+@breaks("copy_from_host", "test_lost_device", base=LostAtWork)
+def uploads_go_behind_lost_work(fake, real, target, source, stream):
+    """Where work is queued, an upload is put behind it, and the device is not asked."""
+    if (target.device_id, stream) not in fake.at_work:
+        real(target, source, stream)
+
+
+@found_by("test_lost_device")
+class EndsWaitForLostWork(LostAtWork):
+    """Memory ends behind the work that is queued, which never ends on a lost device."""
+
+    patience, hangs = 4, True
+
+    def at_end(self, memory):
+        if (memory.device_id, memory.stream) in self.at_work:
+            threading.Event().wait()
+
+
+@found_by("test_lost_device")
+class LostWorkKeepsMemory(LostAtWork):
+    """Memory that queued work uses is given back once the work is done, which never is."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = []
+
+    def at_end(self, memory):
+        if (memory.device_id, memory.stream) in self.at_work:
+            self.used.append(memory.content)
+
+    def live_allocations(self):
+        return super().live_allocations() + len(self.used)
+
+
+@breaks("import_host", "test_lost_device_with_views_and_imports", base=LateShared)
+def imports_behind_lost_work(fake, real, device_id, address, nbytes, readonly, stream):
+    """Where work is queued, an import is put behind it, and the device is not asked."""
+    if fake.default_streams[device_id]._work.empty():
+        return real(device_id, address, nbytes, readonly, stream)
+    return PlainAllocation(next(fake.handles), nbytes, stream)
+
+
 # Processes
 
 
