@@ -11,9 +11,14 @@ from math import prod
 from typing import Any
 
 from dlbridge.errors import ExchangeError
+from dlbridge.kit.resources import shared_lock
 from dlbridge.protocol import NativeArray
 
 from .gpu import gpu
+
+_import = shared_lock()
+"""While cuda.core 1.2.2 is imported it has the `__spec__` of another module, which is there
+already: so Python lets other threads have it, and they find no `Buffer` in it."""
 
 
 def from_native(obj: Any) -> NativeArray | None:
@@ -49,8 +54,9 @@ def to_native(array: NativeArray) -> object:
     negative, or if there are no elements.
     """
     try:
-        from cuda.core import Buffer
-        from cuda.core.utils import StridedMemoryView
+        with _import:
+            from cuda.core import Buffer
+            from cuda.core.utils import StridedMemoryView
     except ImportError as exc:
         raise ExchangeError(
             "CUDA's own arrays come from cuda.core; pip install 'dlbridge-cuda[cuda-core]'"
