@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ from .backend_base import OPERATIONS, PAGES, RUNS, DeviceUnderTest, random_bytes
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable
+
+CONSTANT = ("name", "kind", "uuid", "pci", "memory", "driver")
+"""What `device_info` says of a device as long as the process lives."""
 
 
 class Members:
@@ -76,6 +80,26 @@ class Members:
         again = backend.from_native(backend.to_native(array))
         return again.data, again.offset, again.dtype, tuple(again.shape)
 
+    def made_with(self) -> object:
+        """New memory that is made together with its content."""
+        content = self.content[: self.device.backend.content_limit]
+        data = self.device.made_with(memoryview(content))
+        seen = self.device.read(data, 0, len(content))
+        self.device.free(data)
+        return seen
+
+    def known(self) -> object:
+        """The names of what is known of the device, and what never changes of it."""
+        info = self.device.backend.device_info(self.device.device_id)
+        return sorted(info), [info.get(name) for name in CONSTANT]
+
+    def found(self) -> object:
+        """The device that has the name of this one; None if there are several."""
+        backend, here = self.device.backend, self.device.device_id
+        with suppress(LookupError):
+            return backend.find_device(str(backend.device_info(here)["name"]))
+        return None
+
     def of_a_device(self) -> dict[str, Callable[[], object]]:
         """Those that say something of the device."""
         backend, here = self.device.backend, self.device.device_id
@@ -86,7 +110,7 @@ class Members:
             # Its value may be another one: some libraries have a default queue in each thread.
             calls["normalize_stream"] = lambda: type(backend.normalize_stream(here, None))
         if isinstance(backend, SupportsDeviceInfo):
-            calls["device_info"] = lambda: sorted(backend.device_info(here))
+            calls["device_info"], calls["find_device"] = self.known, self.found
         if isinstance(backend, SupportsTrim):
             calls["trim"] = partial(backend.trim, here)
         return calls
@@ -95,6 +119,8 @@ class Members:
         """Those that make something of memory."""
         backend, here = self.device.backend, self.device.device_id
         calls: dict[str, Callable[[], object]] = {}
+        if getattr(backend, "content_limit", 0):
+            calls["allocate with content"] = self.made_with
         if self.device.can_view(self.source):
             calls["host_view"] = self.view
         if self.device.can_import(self.address):

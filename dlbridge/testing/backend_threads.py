@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from .backend_base import (
 )
 from .backend_members import each_member
 from .backend_moves import PublicCase, numbers, on_host
-from .backend_process import is_silent
+from .backend_process import ends_well, is_silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,6 +104,14 @@ for turn in range(300):
 watch.cancel()
 held.clear()
 device.close()
+"""
+
+
+FIRST_CALLS = """
+from dlbridge.testing.backend_threads import first_calls
+
+if failures := first_calls(load(), device_id, patience):
+    sys.exit(failures[0])
 """
 
 
@@ -223,6 +232,53 @@ def free_in_finalizers(
     del pin
     pages.close()
     return True
+
+
+def first_calls(backend: Any, device_id: int, patience: float) -> list[str]:
+    """Have threads call a member, then the next; what goes wrong.
+
+    Nobody has called it in this process. At each line of the backend's own modules a thread lets
+    the others go on, and they begin 1, 2, 4, ... lines later than the first: so some come while
+    another one is in the middle of its first call.
+    """
+    together, failures = threading.Barrier(THREADS, timeout=patience / 2), list[str]()
+    modules = {each.__module__ for each in type(backend).__mro__}
+    modules = {each for each in modules if each.partition(".")[0] not in sys.stdlib_module_names}
+    folders = tuple(str(Path(str(sys.modules[each].__file__)).parent) for each in modules)
+
+    def let_others(line: Line) -> None:
+        if line[0].co_filename.startswith(folders):
+            time.sleep(1e-6)
+
+    def work(number: int) -> None:
+        name, pages = "allocate", mmap.mmap(-1, PAGES)
+        device = DeviceUnderTest(backend, device_id)
+        given = device, ctypes.addressof(ctypes.c_char.from_buffer(pages)), pages
+
+        def first_of(call: Callable[[], object]) -> Any:
+            got: list[object] = []
+            together.wait()
+            for _ in range((1 << number) - 1):
+                time.sleep(1e-6)
+            traced(let_others, partial(note, got, call))
+            return got[0]
+
+        try:
+            calls = first_of(partial(each_member, *given))
+            first = {}
+            for name, call in calls.items():
+                first[name] = first_of(call)
+            for name, call in calls.items():
+                assert are_same(first[name], call()), "it gives something else than later"
+        except threading.BrokenBarrierError:
+            pass  # another thread has failed
+        except BaseException as exc:
+            failures.append(f"the first call of {name}, in several threads at once: {exc!r}")
+            together.abort()
+        device.close()
+
+    in_threads(THREADS, work)
+    return failures
 
 
 def run_in_threads(work: Callable[[int], str | None]) -> None:
@@ -442,6 +498,13 @@ class ThreadTests(PublicCase):
             assert not thread.is_alive(), f"{name} does not return in another thread"
             assert not failures, f"{name} fails in another thread: {failures[0]!r}"
             assert are_same(*got), f"{name} gives something else in another thread"
+
+    def test_first_call_of_each_member_in_threads(self, backend: Any) -> None:
+        """Threads that call a member for the first time get what they get later.
+
+        What a member makes at its first call, such as a table, is not used before it is complete.
+        """
+        ends_well(self.in_new_process(FIRST_CALLS))
 
     def test_each_member_beside_other_threads(
         self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]

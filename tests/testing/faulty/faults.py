@@ -3438,6 +3438,37 @@ class ContextsOfTheFirst(Sound):
         return content
 
 
+KINDS = {}
+"""What a backend looks up, and fills when it is first asked."""
+
+
+def kinds(entries=8):
+    """The table, which others see before it is full."""
+    if not KINDS:
+        for each in range(entries):
+            time.sleep(DRIVER_TIME)
+            KINDS[each] = each
+    return KINDS
+
+
+@breaks("copy_strided", "test_first_call_of_each_member_in_threads")
+def table_is_seen_half_built(fake, real, *given):
+    """A table of the module is filled at the first call, where other threads see it."""
+    kinds()[7]
+    real(*given)
+
+
+@breaks("fill", "test_first_call_of_each_member_in_threads")
+def row_is_seen_half_built(fake, real, target, value, stream):
+    """The same with a list of the values, whose last entry is taken for the last of all."""
+    if not KINDS:
+        KINDS["values"] = []
+        for each in range(256):
+            KINDS["values"].append(each)
+    values = KINDS["values"]
+    real(target, values[min(value, len(values) - 1)], stream)
+
+
 def changes(name, doc, change):
     """A fault: something of the whole process is changed when the device is opened."""
 
