@@ -12,7 +12,6 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -235,39 +234,23 @@ def free_in_finalizers(
 
 
 def first_calls(backend: Any, device_id: int, patience: float) -> list[str]:
-    """Have threads call a member, then the next; what goes wrong.
+    """Have threads call a member at once, then the next; what goes wrong.
 
-    Nobody has called it in this process. At each line of the backend's own modules a thread lets
-    the others go on, and they begin 1, 2, 4, ... lines later than the first: so some come while
-    another one is in the middle of its first call.
+    Nobody has called it in this process. Python changes threads wherever it can: not between any
+    two lines, as some code relies on what it does in one step.
     """
     together, failures = threading.Barrier(THREADS, timeout=patience / 2), list[str]()
-    modules = {each.__module__ for each in type(backend).__mro__}
-    modules = {each for each in modules if each.partition(".")[0] not in sys.stdlib_module_names}
-    folders = tuple(str(Path(str(sys.modules[each].__file__)).parent) for each in modules)
 
-    def let_others(line: Line) -> None:
-        if line[0].co_filename.startswith(folders):
-            time.sleep(1e-6)
-
-    def work(number: int) -> None:
+    def work(_: int) -> None:
         name, pages = "allocate", mmap.mmap(-1, PAGES)
-        device = DeviceUnderTest(backend, device_id)
-        given = device, ctypes.addressof(ctypes.c_char.from_buffer(pages)), pages
-
-        def first_of(call: Callable[[], object]) -> Any:
-            got: list[object] = []
-            together.wait()
-            for _ in range((1 << number) - 1):
-                time.sleep(1e-6)
-            traced(let_others, partial(note, got, call))
-            return got[0]
-
+        device, first = DeviceUnderTest(backend, device_id), {}
         try:
-            calls = first_of(partial(each_member, *given))
-            first = {}
+            together.wait()
+            at = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+            calls = each_member(device, at, pages)
             for name, call in calls.items():
-                first[name] = first_of(call)
+                together.wait()
+                first[name] = call()
             for name, call in calls.items():
                 assert are_same(first[name], call()), "it gives something else than later"
         except threading.BrokenBarrierError:
@@ -277,6 +260,7 @@ def first_calls(backend: Any, device_id: int, patience: float) -> list[str]:
             together.abort()
         device.close()
 
+    sys.setswitchinterval(1e-6)
     in_threads(THREADS, work)
     return failures
 
