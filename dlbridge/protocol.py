@@ -318,7 +318,7 @@ class Backend(Protocol, metaclass=_Contract):
     """Memory on one kind of device: all that a backend must provide.
 
     The class is called without arguments, by the thread in which the device is first
-    needed; other threads wait. Open the driver there, and raise
+    needed, and which may end before others; other threads wait. Open the driver there, and raise
     `dlbridge.errors.BackendUnavailable` with the reason and the remedy if this machine
     has none. If it raises, nothing is kept, and the next use calls it again. Once it has
     returned a backend that keeps the contract, it is not called again in this process.

@@ -260,13 +260,13 @@ class MemoryTests(BackendCase):
 
     @pytest.mark.parametrize("nbytes", [1 << 50, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
     def test_too_much_is_refused(self, device: DeviceUnderTest, nbytes: int) -> None:
-        """Lack of memory raises an error that names the requested size; later calls work."""
-        try:
-            device.allocate(nbytes)
-        except (DeviceMemoryError, DeviceError) as exc:
-            assert str(nbytes) in str(exc), "the error names the size"  # noqa: PT017 - two kinds
-        else:
-            pytest.fail(f"{nbytes} bytes were given: the driver has got another size")
+        """Lack of memory raises an error that names the requested size; later calls work.
+
+        However often that was: what is refused does not count as memory.
+        """
+        for _ in range(20):
+            with pytest.raises((DeviceMemoryError, DeviceError), match=f"{nbytes}"):
+                device.allocate(nbytes)
         assert device.read(device.filled(b"still here"), 0, 10) == b"still here"
 
 

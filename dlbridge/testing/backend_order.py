@@ -471,13 +471,18 @@ class OrderTests(BackendCase):
     def test_failed_work_is_said_once(self, device: DeviceUnderTest) -> None:
         """By the next `synchronize` of its stream, or a call for it before; the stream goes on."""
         self.need(device.backend, SupportsStreams)
+        before = live_allocations(device.backend)
         for mine in self.each_stream(device):
+            data = mine.filled(b"before")
             self.failing(mine)
+            mine.free(data)
             with pytest.raises(DeviceError, match="earlier"):
                 mine.synchronize()
             mine.synchronize()
+            check_live(device.backend, before, "after memory was freed behind work that failed")
             data = mine.filled(b"and on")
             assert mine.read(data, 0, 6) == b"and on"
+            mine.free(data)
         self.test_wait_orders_two_streams(device)
 
     def test_failed_work_is_said_after_a_wait(self, device: DeviceUnderTest) -> None:

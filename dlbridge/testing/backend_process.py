@@ -122,6 +122,9 @@ print(json.dumps([
 """What the devices are."""
 
 FIRST = """
+opener = threading.Thread(target=load)
+opener.start()
+opener.join()
 devices = range(load().device_count())
 ready, failures = threading.Barrier(8), []
 
@@ -149,7 +152,10 @@ for thread in threads:
 if failures:
     sys.exit(f"the first use in several threads at once fails: {failures[0]!r}")
 """
-"""Eight threads use the devices at once, which nobody has used in this process before."""
+"""Eight threads use the devices at once, which nobody has used in this process before.
+
+The thread that opened the driver has ended.
+"""
 
 FORK = """
 tensor = start() if "{before}" == "used before" else None

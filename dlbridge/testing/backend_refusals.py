@@ -473,7 +473,7 @@ class LostTests(BackendCase):
         assert backend.device_count() >= count
         _check_each_use_says_it(device, calls, span, views=views)
         for other, its in zip(others, kept, strict=True):
-            self.look_at(other, its, other.device_id in together)
+            self.look_at(other, its, other.device_id in together, span)
         assert backend.device_count() >= count
         before_the_loss = DeviceUnderTest(backend, device.device_id, device.stream)
         came_back = False
@@ -497,14 +497,17 @@ class LostTests(BackendCase):
             self.reopen(other)
         return came_back
 
-    def look_at(self, other: DeviceUnderTest, data: int, is_lost: bool) -> None:
-        """Read the memory of another device, and free it."""
+    def look_at(self, other: DeviceUnderTest, data: int, is_lost: bool, gone: Span) -> None:
+        """Read the memory of another device, copy what is *gone* to it, and free it."""
         try:
             assert other.read(data, 0, 5) == b"other"
         except DeviceLost:
             assert is_lost, f"device {other.device_id} was lost, too (lost_together)"
         else:
             assert not is_lost, f"device {other.device_id} goes on, and is lost (lost_together)"
+        if isinstance(other.backend, SupportsCopy):
+            with pytest.raises(DeviceLost):
+                other.copy(other.span(data, 0, 5), gone._replace(nbytes=5))
         end_quietly(partial(other.free, data))
 
     @AT_WORK

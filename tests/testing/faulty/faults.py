@@ -924,6 +924,15 @@ def more_runs_than_a_grid_has(fake, real, target, target_region, source, source_
     real(target, *given, stream)
 
 
+@breaks("copy_from_host", "test_random_operations")
+def uploads_begin_at_whole_words(fake, real, target, source, stream):
+    """The device reads the host's memory by whole words: low bits of the address are dropped."""
+    address = np.frombuffer(source, "u1").ctypes.data
+    if odd := address % 4:
+        source = memoryview(ctypes.string_at(address - odd, len(source)))
+    real(target, source, stream)
+
+
 # Memory, and what a backend must refuse
 
 
@@ -1147,6 +1156,22 @@ class KeepsWhatWasRead(Sound):
         if source.nbytes <= 64:
             self.synchronize(source.device_id, stream)
             self.read[source] = bytes(into)
+
+
+@found_by("test_too_much_is_refused")
+class RefusedRequestsCount(Sound):
+    """The bytes of a request are counted before it is refused, and not taken back."""
+
+    refused = 0
+
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
+        if self.refused > 1 << 32:
+            raise DeviceMemoryError(f"faulty:{device_id}: no room for {nbytes} bytes")
+        try:
+            return super().allocate(device_id, nbytes, alignment, stream)
+        except DeviceMemoryError:
+            self.refused += min(nbytes, 1 << 30)
+            raise
 
 
 # Leaks
@@ -1579,6 +1604,39 @@ of_the_first_thread("native_in_the_first_thread", "to_native")
 of_the_first_thread("information_in_the_first_thread", "device_info")
 
 
+@found_by("test_first_use_in_threads")
+class OneWaits(Late):
+    """While a thread waits for a stream, others who wait for it come back at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.waiting = set()
+
+    def synchronize(self, device_id, stream):
+        self.stream(device_id, stream)
+        if (device_id, stream) in self.waiting:
+            return
+        self.waiting.add((device_id, stream))
+        try:
+            super().synchronize(device_id, stream)
+        finally:
+            self.waiting.discard((device_id, stream))
+
+
+@found_by("test_first_use_in_threads")
+class DriverEndsWithItsThread(Sound):
+    """The driver belongs to the thread that opened it, and ends with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.opener = threading.current_thread()
+
+    def stream(self, device_id, handle):
+        if not self.opener.is_alive() and self.opener is not threading.main_thread():
+            raise DeviceError("the driver was closed by the end of its thread")
+        return super().stream(device_id, handle)
+
+
 # Streams
 
 
@@ -1944,6 +2002,18 @@ class DefaultStreamOfEachThread(Late):
         pass
 
 
+@found_by("test_consumers_stream_waits")
+class WaitsForLaterWork(Late):
+    """What a stream waits for is asked when it comes to the wait, with all the work of then."""
+
+    patience, hangs = 4, True
+
+    def wait(self, device_id, stream, on):
+        mine, other = self.stream(device_id, stream), self.stream(device_id, on)
+        if mine is not other:
+            mine.enqueue(other._drain)
+
+
 # Errors of queued work
 
 
@@ -2044,6 +2114,30 @@ def waits_take_errors_away(fake, real, device_id, stream, on):
     real(device_id, stream, on)
     queue = fake.stream(device_id, on)
     queue.enqueue(queue._errors.clear)
+
+
+@found_by("test_failed_work_is_said_once")
+class FailedStreamsKeepMemory(LateEnds):
+    """Memory that is freed behind failed work is not given back, as nothing says that it is done."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def at_end(self, memory):
+        if os.getpid() != PROCESS:
+            return
+        device_id, handle = memory.device_id, memory.stream
+        stream = by_handle.get(handle) if handle else self.default_streams[device_id]
+        if stream is not None:
+            stream.enqueue(lambda content=memory.content: self.end(stream, content))
+
+    def end(self, stream, content):
+        if stream._errors:
+            self.kept.append(content)
+
+    def live_allocations(self):
+        return super().live_allocations() + len(self.kept)
 
 
 # Native objects and foreign handles
@@ -2244,6 +2338,13 @@ def one_object_for_a_memory(fake, real, array):
     known = vars(fake).setdefault("objects", WeakValueDictionary())
     made = real(array)
     return known.setdefault(array.data, made) if array.data else made
+
+
+@breaks("import_data", "test_strangers_handles_are_refused")
+def handles_are_signed(fake, real, device_id, data, module):
+    """A handle is put into a signed integer of C, which has no room for all of them."""
+    data.to_bytes(8, "little", signed=True)
+    return real(device_id, data, module)
 
 
 # Memory that host and device share
@@ -2467,6 +2568,29 @@ def read_only_views_are_written_back(fake, real, span, writable, stream):
 def read_only_views_are_snapshots(fake, real, span, writable, stream):
     """A view that is not written to is a copy."""
     return real(span, writable, stream) if writable else view_of(fake, span, stream)
+
+
+@found_by("test_lost_device_with_views_and_imports")
+class QuestionsPinMemory(Shared):
+    """Whether host memory can be used is tried, and what was tried stays pinned."""
+
+    def __init__(self):
+        super().__init__()
+        self.pinned = set()
+
+    def host_import_refusal(self, device_id, address, nbytes, demanded):
+        refusal = super().host_import_refusal(device_id, address, nbytes, demanded)
+        if not refusal:
+            self.pinned.add((device_id, address, nbytes))
+        return refusal
+
+    def import_host(self, device_id, address, nbytes, readonly, stream):
+        made = super().import_host(device_id, address, nbytes, readonly, stream)
+        self.pinned.discard((device_id, address, nbytes))
+        return made
+
+    def live_allocations(self):
+        return super().live_allocations() + len(self.pinned)
 
 
 # Memory made with its content, kept memory, memory for other processes
@@ -2839,6 +2963,15 @@ def imports_behind_lost_work(fake, real, device_id, address, nbytes, readonly, s
     return PlainAllocation(next(fake.handles), nbytes, stream)
 
 
+@breaks("copy", "test_lost_device")
+def copies_from_a_lost_device_are_zeros(fake, real, target, source, stream):
+    """A copy between two devices asks only that of its target whether it is there."""
+    if source.device_id != target.device_id and source.device_id in fake.lost:
+        fake.fill(target, 0, stream)
+    else:
+        real(target, source, stream)
+
+
 # Processes
 
 
@@ -3057,6 +3190,18 @@ class ExitPrints(Sound):
         if IN_CHILD:
             told = self.table
             atexit.register(lambda: os.write(2, b"leaked\n" * len(told)))
+
+
+OPENED = []
+
+
+@breaks("be_missing", "test_missing_driver_is_said")
+def driver_stays_half_open(fake, real):
+    """The first opening, which failed, leaves something that the second one takes for a driver."""
+    if OPENED:
+        raise RuntimeError("the driver is open already")
+    OPENED.append(True)
+    real()
 
 
 # What is kept of one call, and used for another
@@ -3442,31 +3587,15 @@ KINDS = {}
 """What a backend looks up, and fills when it is first asked."""
 
 
-def kinds(entries=8):
-    """The table, which others see before it is full."""
-    if not KINDS:
-        for each in range(entries):
-            time.sleep(DRIVER_TIME)
-            KINDS[each] = each
-    return KINDS
-
-
 @breaks("copy_strided", "test_first_call_of_each_member_in_threads")
 def table_is_seen_half_built(fake, real, *given):
     """A table of the module is filled at the first call, where other threads see it."""
-    kinds()[7]
-    real(*given)
-
-
-@breaks("fill", "test_first_call_of_each_member_in_threads")
-def row_is_seen_half_built(fake, real, target, value, stream):
-    """The same with a list of the values, whose last entry is taken for the last of all."""
     if not KINDS:
-        KINDS["values"] = []
-        for each in range(256):
-            KINDS["values"].append(each)
-    values = KINDS["values"]
-    real(target, values[min(value, len(values) - 1)], stream)
+        for each in range(8):
+            time.sleep(DRIVER_TIME)
+            KINDS[each] = each
+    KINDS[7]
+    real(*given)
 
 
 def changes(name, doc, change):
