@@ -208,13 +208,6 @@ def consumers_outlive_tensors(pick: random.Random, device: str) -> None:
 # Libraries ----------------------------------------------------------------------
 
 
-@operation()
-def numpy_and_back(pick: random.Random, device: str) -> None:
-    want = host(pick)
-    same(np.from_dlpack(bridge.from_dlpack(want)), want)
-    same(bridge.asarray(want).numpy(), want)
-
-
 @operation("torch")
 def torch_and_back(pick: random.Random, device: str) -> None:
     import torch
@@ -404,17 +397,6 @@ def to_a_device_and_back(pick: random.Random, device: str) -> None:
     want = host(pick)
     tensor = bridge.to_device(want, device, copy=pick.choice([None, True]))
     same(fetched(tensor), want)
-
-
-@operation(devices=True)
-def plans_and_traces(pick: random.Random, device: str) -> None:
-    want = host(pick)
-    with bridge.trace() as trace:
-        there = bridge.to_device(want, device, copy=True)
-    if want.size and trace.nbytes < want.nbytes:
-        raise Wrong(f"the trace has {trace.nbytes} bytes of {want.nbytes}")
-    bridge.explain(there, "cpu")
-    bridge.synchronize(device)
 
 
 # Memory that host and device share ----------------------------------------------
