@@ -140,23 +140,28 @@ def test_transposed_pairs_at_full_size(kind, shape):
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind", "way"),
+    ("shape", "kind", "way", "threads"),
     [
-        ((4096, 4096), "f4", "_copy_strips"),
-        ((4096, 4096), "u1", "_copy_strips"),
-        ((4096, 512), "V32", "_copy_blocks"),
-        ((4000, 4000), "u1", "_copy_blocks"),
-        ((64, 256, 1024), "f4", "_copy_strips"),
-        ((3, 70000), "u1", "_copy_by_element"),
-        ((1000, 1000), "f4", "copyto"),
-        ((16, 65536), "f4", "copyto"),
+        ((4096, 4096), "f4", "_copy_strips", 3),
+        ((4096, 4096), "u1", "_copy_strips", 3),
+        ((64, 512, 512), "f4", "_copy_strips", 3),
+        ((64, 64, 4096), "f4", "_copy_strips", 1),  # short strips
+        ((512, 1024), "f4", "_copy_strips", 1),  # few bytes
+        ((64, 256, 1024), "f4", "_copy_strips", 3),
+        ((4096, 512), "V32", "_copy_blocks", 3),
+        ((4000, 4000), "u1", "_copy_blocks", 3),
+        ((3, 70000), "u1", "_copy_by_element", 1),
+        ((1000, 1000), "f4", "copyto", 1),
+        ((16, 65536), "f4", "copyto", 1),
     ],
 )
-def test_which_way_is_chosen(shape, kind, way):
+def test_which_way_is_chosen_and_how_many_threads(shape, kind, way, threads, monkeypatch):
+    monkeypatch.setattr(within_host, "usable_cores", lambda: 3)
     source = np.empty(shape, kind).swapaxes(-1, -2)
     pair = within_host._arrange(np.empty(source.shape, kind), source)
     move = within_host._fastest(*pair)
     assert getattr(move, "func", move).__name__ == way
+    assert within_host._count_threads(move, *pair) == threads
 
 
 @pytest.mark.parametrize("size", [1000, 3 * MIB])
@@ -370,15 +375,3 @@ def test_other_threads_run_meanwhile():
     source = np.zeros(64 * MIB, "u1")
     target = np.empty_like(source)
     assert others_run_during(lambda: copy_array(target, source))
-
-
-@pytest.mark.parametrize(
-    ("shape", "threads"),
-    [((4096, 4096), 3), ((64, 512, 512), 3), ((64, 64, 4096), 1), ((512, 1024), 1)],
-    ids=["long strips", "strips of planes", "short strips", "few bytes"],
-)
-def test_in_how_many_threads(shape, threads, monkeypatch):
-    monkeypatch.setattr(within_host, "usable_cores", lambda: 3)
-    source = np.empty(shape, "f4").swapaxes(-1, -2)
-    pair = within_host._arrange(np.empty(source.shape, "f4"), source)
-    assert within_host._count_threads(within_host._fastest(*pair), *pair) == threads
