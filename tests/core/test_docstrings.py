@@ -9,8 +9,8 @@ import pytest
 
 import dlbridge as bridge
 from dlbridge import extending
-from dlbridge.core.plugins import registry
 from tests.support.docstrings import described, missing, parameters, run_examples, sections
+from tests.support.known_backends import forget_registered
 
 NAMES = sorted(set(bridge.__all__) - {"__version__", "ffi"})
 KNOWN = {
@@ -82,6 +82,6 @@ def test_headings_are_those_of_numpydoc(name):
 
 @pytest.mark.parametrize("name", FUNCTIONS | CLASSES | PROPERTIES)
 def test_the_examples_run(name, monkeypatch):
-    monkeypatch.setattr(registry, "_registered", registry._registered.copy())
+    forget_registered(monkeypatch)
     thing = (FUNCTIONS | CLASSES | PROPERTIES)[name]
     run_examples(thing, name, {"bridge": bridge, "np": np})

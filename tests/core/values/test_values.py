@@ -8,8 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from dlbridge import Device, DLDataTypeCode, DLDeviceType, DType, dtype
-from dlbridge.core.values.devices import device
+from dlbridge import Device, DLDataTypeCode, DLDeviceType, DType, device, dtype
 from tests.support.threads import at_once
 
 
