@@ -379,7 +379,7 @@ def variable_of_the_caller(call: Callable[[], object]) -> weakref.ref[object]:
     return seen[0]
 
 
-AT_WORK = pytest.mark.parametrize("at_work", [False, True], ids=["at rest", "with work queued"])
+AT_WORK = pytest.mark.parametrize("at_work", [False, True], ids=["rest", "work"])
 
 
 class LostTests(BackendCase):
