@@ -71,10 +71,11 @@ def _best(cases: dict[str, Case], turns: int) -> dict[str, float]:
 def _library() -> tuple[Callable[[str], Any], list[Any]]:
     """The function that finds a testing function of ours, and a list of objects to keep alive."""
     from dlbridge import ffi
-    from dlbridge.abi import ffi as cffi  # the testing library is loaded by cffi alone
+    from dlbridge.ffi import _lib  # an earlier tree has no dlbridge.abi
 
     path = Path(ffi.library_path)
-    testing = cffi.dlopen(str(path.with_stem(f"{path.stem}_testing")), cffi.RTLD_NOW)
+    name = str(path.with_stem(f"{path.stem}_testing"))
+    testing = _lib.ffi.dlopen(name, _lib.ffi.RTLD_NOW)  # by cffi alone
     return lambda name: ffi.get_global_func(f"testing.{name}"), [testing]
 
 
