@@ -17,7 +17,8 @@ class StatefulTests(PublicCase):
         """After each one, every tensor is as its model.
 
         The operations are always the same ones. The environment may ask for more of them,
-        ``DLBRIDGE_OPERATIONS=100000``, and for others, ``DLBRIDGE_KIT_SEED=7``.
+        ``DLBRIDGE_OPERATIONS=20000``, and for others, ``DLBRIDGE_KIT_SEED=7``. A test that takes
+        more than three times `patience` is ended.
         """
         try:
             from .stateful import PACKED, TensorMachine
