@@ -334,6 +334,12 @@ def _member(pointer: Any) -> Any:
     return view(native_type_index(handle), handle)
 
 
+_NUMBERS_FOR_TENSOR = re.compile(
+    r"Expected `(Optional<)?(DLTensor\*|ffi\.Tensor)>?` but got `(ffi\.Array|float|int)`"
+)
+"""What libtvm_ffi says of an argument that is no tensor."""
+
+
 def _exception(handle: Any, causes: int) -> BaseException:
     cell = _cell(handle)
     original = _member(cell.extra_context)
@@ -341,6 +347,8 @@ def _exception(handle: Any, causes: int) -> BaseException:
         return original
     kind, message = text_of(cell.kind), text_of(cell.message)
     exception = _instance(kind, message)
+    if _NUMBERS_FOR_TENSOR.search(message):
+        exception.add_note("numbers and lists are no tensors here: pass dlbridge.asarray(x)")
     exception.__tvm_ffi_error__ = borrow(handle, C.kTVMFFIError, Error)  # type: ignore[attr-defined]
     if cell.cause_chain and causes:
         exception.__cause__ = _exception(address(cell.cause_chain), causes - 1)

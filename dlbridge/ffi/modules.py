@@ -55,6 +55,13 @@ _LOADERS: Final = "ffi.Module.load_from_file."
 _LISTED: Final = 20  # names of functions in a message
 # Endings for which the library takes the loader of ``so``.
 _LIKE_SO: Final = frozenset({"dll", "dylib", "dso"})
+# Compilers of sources, by the ending; those of GPUs pass -fPIC on in their own ways.
+_COMPILERS: Final = {
+    "c": "gcc -shared -fPIC",
+    **dict.fromkeys(("cc", "cpp", "cxx"), "g++ -shared -fPIC"),
+    "cu": "nvcc -shared -Xcompiler -fPIC",
+    "hip": "hipcc -shared -fPIC",
+}
 
 
 @public_in("dlbridge.ffi")
@@ -458,9 +465,19 @@ def _why_not(file: Path, error: RuntimeError) -> str:
     if "so" in known:
         known |= _LIKE_SO
     if file.suffix[1:] not in known:
+        compiler, way = _COMPILERS.get(file.suffix[1:]), "rename the file"
+        if compiler is not None:
+            way = f"this is source: compile it (`{compiler} -o {file.stem}.so {file.name}`)"
+        elif file.suffix == ".py":
+            way = "this is source of Python: import it"
+        elif ".so." in file.name:
+            way = (
+                "load a link to it whose name ends so (os.symlink), or take ctypes.CDLL(path) if "
+                "it is a library of C without functions of TVM-FFI"
+            )
         return (
             f"{str(file)!r} cannot be loaded: files are told apart by their ending, and there is "
-            f"a loader for {', '.join('.' + one for one in sorted(known))} only; rename the file, "
+            f"a loader for {', '.join('.' + one for one in sorted(known))} only; {way}, "
             "or load the library that registers its loader first"
         )
     reason = str(error).rpartition(f"{file}: ")[2]

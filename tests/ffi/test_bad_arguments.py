@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+import dlbridge as bridge
 from dlbridge import ffi
 from dlbridge.ffi.calls import bind
 from dlbridge.ffi.errors import raised, untaken
@@ -186,3 +187,15 @@ def test_failures_in_threads_that_are_gone_slow_nobody_down(plain, foreign_call)
     assert untaken
     plain.answer()
     assert not untaken
+
+
+@pytest.mark.parametrize("given", [[1.0, 2.0], 1.0, 1])
+@pytest.mark.parametrize(
+    "name", ["schema_tensor_view_input", "optional_tensor_view_has_value", "schema_id_tensor"]
+)
+def test_numbers_for_a_tensor(testing, name, given):
+    function = ffi.get_global_func(f"testing.{name}")
+    with pytest.raises(TypeError, match="Mismatched type on argument #0") as caught:
+        function(given)
+    assert "pass dlbridge.asarray(x)" in caught.value.__notes__[0]
+    function(bridge.asarray(given))

@@ -50,13 +50,33 @@ def test_load_what_is_not_there(tmp_path):
         ffi.load_module("nowhere.so")
 
 
-@pytest.mark.parametrize("name", ["library", "library.txt", "library.so.1"])
+OTHER_ENDINGS = {
+    "library": "rename the file",
+    "library.txt": "rename the file",
+    "library.so.1": r"load a link to it .*\(os\.symlink\), or take ctypes\.CDLL\(path\)",
+    "a.c": r"this is source: compile it \(`gcc -shared -fPIC -o a.so a.c`",
+    "a.cc": r"this is source: compile it \(`g\+\+ -shared -fPIC -o a.so a.cc`",
+    "a.cu": r"this is source: compile it \(`nvcc -shared -Xcompiler -fPIC -o a.so a.cu`",
+    "a.hip": r"this is source: compile it \(`hipcc -shared -fPIC -o a.so a.hip`",
+    "a.py": "this is source of Python: import it",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_ENDINGS)
 def test_load_a_file_of_another_ending(tmp_path, name):
     path = tmp_path / name
     path.write_text("text")
-    with pytest.raises(RuntimeError, match=rf"{name}.*loader for .*\.so only; rename") as caught:
+    says = rf"{name}.*loader for .*\.so only; {OTHER_ENDINGS[name]}"
+    with pytest.raises(RuntimeError, match=says) as caught:
         ffi.load_module(path)
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_load_a_link_to_a_library_with_a_version(plain_library, tmp_path):
+    versioned = shutil.copy(plain_library, tmp_path / "library.so.1")
+    link = tmp_path / "library.so"
+    link.symlink_to(versioned)
+    assert ffi.load_module(link).answer() == 42
 
 
 def test_load_what_is_no_library(tmp_path):
