@@ -284,10 +284,19 @@ def _instead_of(x: Any) -> str:
     return _method_of(x) or _instead_of_others(x)
 
 
+def is_picture(path: str) -> bool:
+    """Whether the suffix of *path* is that of a picture."""
+    import mimetypes  # for messages only
+
+    return (mimetypes.guess_type(path)[0] or "").startswith("image/")
+
+
 def _instead_of_text(x: str | os.PathLike[Any]) -> str:
     name = os.fspath(x)
     if str(name).lower().endswith((".npy", ".npz", ".safetensors", ".gguf")):
         return f"for a file, write dlbridge.load({str(name)!r})"
+    if is_picture(str(name)):
+        return f"for a picture, write dlbridge.asarray(PIL.Image.open({str(name)!r}))"
     if not isinstance(x, str):
         return "dlbridge.load(path) reads a file"
     if is_name(x):

@@ -18,6 +18,7 @@ from dlbridge import (
     dtype as as_dtype,
     to_device,
 )
+from dlbridge.api.anything import is_picture
 from dlbridge.api.like import as_library
 from dlbridge.errors import Error, ExchangeError, FileError
 from dlbridge.extending import (
@@ -122,7 +123,13 @@ class TensorFile(Mapping[str, _Array]):
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
-    if not TYPE_CHECKING:  # to a type checker it would say that there is every name
+    if not TYPE_CHECKING:  # to a type checker: every name is there, and can be set
+
+        def __setitem__(self, name: str, _: object) -> NoReturn:
+            raise TypeError(
+                f"a TensorFile is read only: dlbridge.save(path, {{**file, {name!r}: x}}) writes a "
+                "file of its tensors and x"
+            )
 
         def __getattr__(self, name: str) -> NoReturn:
             way = ""
@@ -496,13 +503,17 @@ def _format_of(source: Source) -> str:
     for magic, kind in _MAGICS.items():
         if first.startswith(magic):
             return kind
+    for magic, module in _PACKERS.items():
+        if first.startswith(magic):
+            raise FileError(
+                f"{source.path} is compressed: dlbridge.load({module}.open({source.path!r})) reads "
+                "it into memory"
+            )
     look_for_text(source)
     kind = os.path.splitext(source.path)[1].lower().removeprefix(".")  # noqa: PTH122 - it is a str
     if kind not in {*_MAGICS.values(), "safetensors"}:
-        import mimetypes  # for the message only
-
         way = "save it in one of these by the library that wrote it"
-        if (mimetypes.guess_type(source.path)[0] or "").startswith("image/"):
+        if is_picture(source.path):
             way = f"for a picture, dlbridge.asarray(PIL.Image.open({source.path!r}))"
         raise FileError(
             f"{source.path} begins with {first[:8]!r}, so it is not a safetensors, .npy, .npz or "
@@ -511,6 +522,13 @@ def _format_of(source: Source) -> str:
     return kind  # whose reader says what is wrong with it
 
 
+# Modules of Python, and zstandard, whose ``open`` reads what begins so.
+_PACKERS = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bz2",
+    b"\xfd7zXZ\0": "lzma",
+    b"\x28\xb5\x2f\xfd": "zstandard",
+}
 _MAGICS = {npy.MAGIC: "npy", **dict.fromkeys(npy.ZIP_MAGICS, "npz"), gguf.MAGIC: "gguf"}
 
 

@@ -265,6 +265,12 @@ def look_for_text(source: Source) -> None:
             "server sent it for an error, get the file again; the name of an index of safetensors "
             "files ends in .safetensors.index.json"
         )
+    if start and re.fullmatch(rb"[-+.,\s\deE]+", start):
+        comma = ", delimiter=','" if b"," in start else ""
+        raise FileError(
+            f"{source.path} is a text, not a file of tensors: {words_of(first)!r}; for numbers, "
+            f"dlbridge.asarray(numpy.loadtxt({source.path!r}{comma}))"
+        )
     if start:
         raise FileError(
             f"{source.path} is a text, not a file of tensors: {words_of(first)!r}; if a server "

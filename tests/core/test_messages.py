@@ -153,8 +153,8 @@ CASES = {
             r"dlbridge\.tree_to_device\(dict\(x\), device\)",
         ),
         "a text": (
-            lambda: bridge.asarray("photo.png"),
-            r"'photo\.png' is a text, .*dlbridge\.load\(path\) .*dlbridge\.asarray\(x\.encode\(\)\)",
+            lambda: bridge.asarray("a photo"),
+            r"'a photo' is a text, .*dlbridge\.load\(path\) .*dlbridge\.asarray\(x\.encode\(\)\)",
         ),
         "a decimal number": (lambda: bridge.asarray(decimal.Decimal(1)), r"pass float\(x\)"),
         "a loader of batches": (
@@ -164,6 +164,14 @@ CASES = {
         "a file name": (
             lambda: bridge.to_device("f.npy", "cpu"),
             r"for a file, write dlbridge\.load\('f\.npy'\)",
+        ),
+        "a picture": (
+            lambda: bridge.to_device("photo.png", "cpu"),
+            r"for a picture, write dlbridge\.asarray\(PIL\.Image\.open\('photo\.png'\)\)",
+        ),
+        "the path of a picture": (
+            lambda: bridge.asarray(pathlib.Path("a.jpg")),
+            r"for a picture, .*PIL\.Image\.open\('a\.jpg'\)",
         ),
         "a library's module": (
             lambda: bridge.to_device(np, "cpu"),
@@ -192,6 +200,10 @@ CASES = {
         "the path second": (
             lambda: bridge.save(np.ones(3), "f.npy"),
             r"the path comes first, and a ndarray is none: dlbridge\.save\('name\.npy', x\)",
+        ),
+        "an open file for several arrays": (
+            lambda: bridge.save(io.BytesIO(), {"a": np.ones(3)}),
+            r"a BytesIO is none: dlbridge\.save\('name\.safetensors', x\)",
         ),
         "a dtype spelled wrongly": (
             lambda: bridge.empty(3, "flaot32"),

@@ -1,7 +1,12 @@
 """A text that stands in place of a model is named for what it is, with the way to the model."""
 
+import bz2
+import gzip
 import io
+import lzma
+import re
 
+import numpy as np
 import pytest
 
 import dlbridge as bridge
@@ -21,7 +26,10 @@ TEXTS = {
         b'\xef\xbb\xbf<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>',
         "XML text.*AccessDenied",
     ),
+    "a number of an error": (b"404: Not Found", r"a text.*get the file again"),
     "words": (b"Invalid username or password.", r"a text.*Invalid username or password"),
+    "numbers": (b"1,2\n3,4\n", r"asarray\(numpy\.loadtxt\('.*', delimiter=','\)\)"),
+    "numbers in columns": (b"-1 2\n3 4\n", r"asarray\(numpy\.loadtxt\('[^,]*'\)\)"),
     "json": (b'{"error": "Repository Not Found"}\n', "JSON text.*Repository Not Found"),
 }
 
@@ -37,3 +45,49 @@ def test_it_is_named(tmp_path, kind, suffix):
     assert str(path) in str(caught.value)
     with pytest.raises(bridge.FileError, match=message):
         bridge.load(io.BytesIO(content))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.txt"])
+def test_numbers_as_text_are_read_as_the_message_says(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("1,2\n3,4\n" if name == "a.csv" else "1 2\n3 4\n")
+    assert follow(path, numpy=np).tolist() == [[1, 2], [3, 4]]
+
+
+PACKERS = {"gzip": gzip.compress, "bz2": bz2.compress, "lzma": lzma.compress}
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors"])
+@pytest.mark.parametrize("module", PACKERS)
+def test_a_compressed_file_is_loaded_as_the_message_says(tmp_path, module, suffix):
+    compress = PACKERS[module]
+    path, plain = tmp_path / f"x.{suffix}.packed", tmp_path / f"x.{suffix}"
+    tensor = np.arange(3.0)
+    bridge.save(plain, tensor if suffix == "npy" else {"a": tensor})
+    path.write_bytes(compress(plain.read_bytes()))
+    loaded = follow(path, **{module: __import__(module)})
+    assert (loaded if suffix == "npy" else loaded["a"]).tolist() == [0, 1, 2]
+
+
+def follow(path, **modules):
+    """What the call in the message for *path* returns."""
+    with pytest.raises(bridge.FileError) as caught:
+        bridge.load(path)
+    call = re.search(r"dlbridge\.\w+\(.*\)", str(caught.value))[0]
+    return eval(call, modules | {"dlbridge": bridge})
+
+
+@pytest.mark.parametrize("names", [None, True])
+def test_an_assignment_to_a_file_names_save(tmp_path, names):
+    path = tmp_path / "x.safetensors"
+    bridge.save(path, {"a": np.arange(3.0)})
+    file = bridge.load(path, names=names)
+    with pytest.raises(TypeError, match=r"save\(path, \{\*\*file, 'b': x\}\)"):
+        file["b"] = 1
+    kept = file["a"]  # on the pages of the file that `save` replaces
+    bridge.save(path, {**file, "b": [1.0]})
+    assert kept.tolist() == [0, 1, 2]
+    assert {name: each.tolist() for name, each in bridge.load(path).items()} == {
+        "a": [0, 1, 2],
+        "b": [1],
+    }
