@@ -97,10 +97,10 @@ def save(
     [0, 1, 2]
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
-        named = hasattr(path, "keys") or hasattr(tensors, "keys")
         raise TypeError(
             f"the path comes first, and {with_article(type(path).__name__)} is none: "
-            f"dlbridge.save('name.{'safetensors' if named else 'npy'}', x)"
+            "dlbridge.save('name."
+            f"{'safetensors' if hasattr(path, 'keys') or hasattr(tensors, 'keys') else 'npy'}', x)"
         )
     target = os.fsdecode(path)
     name = printable(target)
