@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 from dlbridge.protocol import NativeArray
 
@@ -53,6 +53,13 @@ class VulkanArray:
     owner: object = field(repr=False)
     memory_owner: object = field(default=None, repr=False)
     """Of a buffer that was wrapped. It waits for dlbridge's work on it when it is dropped."""
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        """Raise TypeError: numpy would make an array of one object."""
+        raise TypeError(
+            "a VulkanArray is memory of a device: dlbridge.to_device(x, 'cpu', like='numpy') "
+            "copies its elements"
+        )
 
     def described(self) -> NativeArray:
         """The same tensor in dlbridge's terms."""

@@ -324,3 +324,10 @@ def test_a_lock_that_is_not_reentrant_is_refused(vulkan, own):
     with pytest.raises(ValueError, match=r"is not reentrant.*threading\.RLock"):
         vulkan.adopt_device(*own.handles(), lock=threading.Lock())
     own.destroy()
+
+
+def test_numpy_is_told_the_way_to_the_elements():
+    array = bridge.ones(3, device="vulkan:0").to_native()
+    with pytest.raises(TypeError, match=r"to_device\(x, 'cpu', like='numpy'\)"):
+        np.asarray(array)
+    assert bridge.to_device(array, "cpu", like="numpy").tolist() == [1, 1, 1]
