@@ -209,7 +209,11 @@ def _keep(device_id: int, queue: cl.CommandQueue) -> Stream:
     if queue.device is None:  # the answer of an object of another kind
         raise ValueError(f"opencl: stream {queue.int_ptr:#x} is not a cl_command_queue")
     if queue.device != chosen.handle:
-        raise ValueError(f"opencl: stream {queue!r} is on {queue.device.name}, not {chosen.name}")
+        number = devices.find(queue.device)
+        way = "" if number is None else f"; name its device: 'opencl:{number}'"
+        raise ValueError(
+            f"opencl: stream {queue!r} is on {queue.device.name}, not {chosen.name}{way}"
+        )
     if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
         raise ValueError(
             f"opencl: {queue!r} runs its commands out of order, and a stream must run them in "

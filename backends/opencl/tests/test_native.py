@@ -317,6 +317,7 @@ def test_an_array_is_on_the_queue_that_the_user_has_chosen(opencl, queue):
 
 OF_ANOTHER_DEVICE = """
 import itertools
+import pyopencl as cl
 from dlbridge import backend
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray
@@ -337,6 +338,14 @@ for named, at in itertools.permutations(range(opencl.device_count()), 2):
         assert f"not on opencl:{named}" in str(exc), exc
     else:
         raise AssertionError(f"a queue of opencl:{at} is a stream of opencl:{named}")
+    queue = cl.CommandQueue.from_int_ptr(opencl.current_stream(at), True)
+    try:
+        opencl.normalize_stream(named, queue)
+    except ValueError as exc:
+        assert f"name its device: 'opencl:{at}'" in str(exc), exc
+    else:
+        raise AssertionError(f"pyopencl's queue of opencl:{at} is a stream of opencl:{named}")
+    assert opencl.normalize_stream(at, queue) == queue.int_ptr
 print("refused")
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 from dlbridge import errors
@@ -36,6 +36,13 @@ class WebGPUArray:
     readonly: bool = False
     owner: object = field(default=None, repr=False)
     device: Any = None
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        """Raise TypeError: numpy would make an array of one object."""
+        raise TypeError(
+            "a WebGPUArray is memory of a device: dlbridge.to_device(x, 'cpu', like='numpy') "
+            "copies its elements"
+        )
 
     def described(self, device_id: int, data: int, readonly: bool = False) -> NativeArray:
         """What ``from_native`` returns; with *readonly* the buffer itself must not be written."""

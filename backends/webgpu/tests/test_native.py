@@ -215,3 +215,10 @@ def test_a_buffer_is_recognised_before_the_backend_is_loaded(webgpu):
         "print(bytes(dlbridge.to_device(dlbridge.asarray(buffer), 'cpu').tolist()))\n"
     )
     assert run_script(code) == "b'abcd'\n"
+
+
+def test_numpy_is_told_the_way_to_the_elements():
+    array = bridge.ones(3, device="webgpu:0").to_native()
+    with pytest.raises(TypeError, match=r"to_device\(x, 'cpu', like='numpy'\)"):
+        np.asarray(array)
+    assert bridge.to_device(array, "cpu", like="numpy").tolist() == [1, 1, 1]
