@@ -117,7 +117,7 @@ def from_blob(
     ValueError
         If the elements cannot be there: *data* is NULL, an extent is negative, an address
         wraps around or is not aligned, elements lie outside a ctypes or cffi array,
-        *strides* in bytes leave the buffer of *owner*, a pointer to another type than *dtype*
+        or the buffer of *owner* that the first one is in, a pointer to another type than *dtype*
         is given, or *owner* or the object of a bound *deleter* is an `Exporter` whose
         attribute waits for this tensor.
     ExchangeError
@@ -178,7 +178,7 @@ def from_blob(
         and (steps is None or (0 < end < _FAR and min(steps) >= 0))
         and (limit is None or byte_offset + (end * kind.bits >> 3) <= limit)
     )
-    if owner is not None and steps is not None and where is CPU:
+    if owner is not None and where is CPU:
         _check_owner(owner, address + byte_offset, kind, extents, steps)
     if not plain:
         _check_elements(where, address, byte_offset, kind, extents, steps, limit)
@@ -480,29 +480,41 @@ def _check_elements(
 
 
 def _check_owner(
-    owner: Any, first: int, kind: DType, extents: tuple[int, ...], steps: tuple[int, ...]
+    owner: Any, first: int, kind: DType, extents: tuple[int, ...], steps: tuple[int, ...] | None
 ) -> None:
-    """ValueError for strides in bytes that leave the buffer of *owner* in which they begin.
+    """ValueError for elements that begin in the buffer of *owner* and leave it.
 
-    An owner may keep more memory than its buffer shows, so other strides are not looked at.
+    A view keeps all the memory of what it is a view of, so that is what must have them.
     """
-    if not _in_bytes(steps, extents, kind.itemsize):
-        return
     try:
-        view = memoryview(owner)
+        buffer = ffi.from_buffer(owner)
     except (TypeError, ValueError, BufferError):
         return
-    if not view.contiguous or not view.nbytes:
+    begin, nbytes = int(ffi.cast(_ADDRESS, buffer)), len(buffer)
+    if not begin <= first < begin + nbytes:
         return
-    begin = int(ffi.cast(_ADDRESS, ffi.from_buffer(view)))
-    end = begin + view.nbytes
-    low, high = byte_reach(kind, extents, steps)
-    if begin <= first < end and not begin <= first + low <= first + high <= end:
+    if steps is None:
+        low, high = 0, (prod(extents) * kind.bits * kind.lanes + 7) >> 3
+    else:
+        low, high = byte_reach(kind, extents, steps)
+    if begin <= first + low <= first + high <= begin + nbytes:
+        return
+    keeper = getattr(owner, "base", None)
+    if keeper is None:
+        keeper = memoryview(owner).obj
+    if keeper is not owner:
+        _check_owner(keeper, first, kind, extents, steps)
+    elif getattr(owner, "_b_needsfree_", True):  # else ctypes describes what something else has
+        layout = f"shape {extents}" if steps is None else f"shape {extents} and strides {steps}"
+        is_bytes = steps is not None and _in_bytes(steps, extents, kind.itemsize)
         raise ValueError(
-            f"from_blob of {kind} with shape {extents} and strides {steps}: the elements are at "
-            f"bytes {first + low - begin} to {first + high - begin} of the buffer of the owner, "
-            f"which has {view.nbytes}{_in_elements(steps, kind.itemsize)}"
+            f"from_blob of {kind} with {layout}: the elements are at bytes {first + low - begin} "
+            f"to {first + high - begin} of the buffer of the owner, which has {nbytes}"
+            + (_in_elements(steps or (), kind.itemsize) if is_bytes else _OF_OWNER)
         )
+
+
+_OF_OWNER = "; shape and strides count elements, and the owner must be what has all of them"
 
 
 def _in_elements(steps: tuple[int, ...], itemsize: int) -> str:

@@ -12,6 +12,7 @@ import weakref
 from array import array
 from functools import partial
 from itertools import chain, repeat
+from types import SimpleNamespace
 
 import cffi
 import numpy as np
@@ -763,3 +764,36 @@ def test_strides_inside_the_owner_or_beside_it():
     part = other[8:12]  # it keeps all of them
     view = bridge.from_blob(part.ctypes.data, (2, 2), "float64", strides=(6, 3), owner=part)
     assert view.tolist() == [[8, 11], [14, 17]]
+
+
+OWNERS = {
+    "an array of numpy": lambda: np.arange(6.0),
+    "a view": lambda: np.arange(6.0)[1:].reshape(1, 5)[:, :2],
+    "bytes": lambda: bytes(range(48)),
+    "a bytearray": lambda: bytearray(48),
+    "a memoryview": lambda: memoryview(bytearray(48))[:16],
+    "an array of ctypes": ctypes.c_double * 6,
+    "an array of cffi": lambda: FFI.buffer(FFI.new("double[6]")),
+}
+
+
+@pytest.mark.parametrize("name", OWNERS)
+@pytest.mark.parametrize("steps", [None, (2,)], ids=name_of)
+def test_elements_that_leave_the_memory_of_the_owner(name, steps):
+    owner = OWNERS[name]()
+    address = int(FFI.cast("uintptr_t", FFI.from_buffer(owner)))
+    whole = 5 if name == "a view" else 6  # from its first element to the end of what it is of
+    inside = whole if steps is None else (whole + 1) // 2
+    keep = {"strides": steps, "owner": owner}
+    assert bridge.from_blob(address, inside, "float64", **keep).size == inside
+    with pytest.raises(ValueError, match=r"the owner, which has 48; shape and strides count"):
+        bridge.from_blob(address, inside + 1, "float64", **keep)
+
+
+def test_owners_that_keep_memory_that_nothing_shows():
+    """No limit is known: a struct at an address, and an array on the memory of a library."""
+    memory = FFI.new("double[6]")
+    address = int(FFI.cast("uintptr_t", memory))
+    lent = (ctypes.c_double * 2).from_address(address)
+    for owner in (lent, np.frombuffer(lent), SimpleNamespace(memory=memory), "memory"):
+        assert bridge.from_blob(address, 6, "float64", owner=owner).tolist() == [0.0] * 6
