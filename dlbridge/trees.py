@@ -82,6 +82,11 @@ def tree_to_device(
     >>> list(moved), moved["label"][0].tolist(), moved["name"]
     (['image', 'label', 'name'], [0.0, 0.0], 'first')
     """
+    if isinstance(device, (dict, list)):
+        raise TypeError(
+            f"{with_article(type(device).__name__)} is not a valid device, and the device comes "
+            "second: dlbridge.tree_to_device(tree, device)"
+        )
     target = check_device(device)
     moved: Any = _Walk(target, like, copy).of(tree, "")
     result: _Tree = moved

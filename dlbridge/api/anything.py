@@ -272,7 +272,10 @@ def _instead_of(x: Any) -> str:
         )
     if isinstance(x, Device) or (isinstance(x, str) and _names_device(x)):
         named = repr(str(x))
-        return f"{named} is a device, and a device comes second: dlbridge.to_device(x, {named})"
+        return (
+            f"{named} is a device, and a device comes second: dlbridge.to_device(x, {named}); for "
+            f"the device itself write dlbridge.device({named})"
+        )
     if isinstance(x, (str, os.PathLike)):
         return _instead_of_text(x)
     if isinstance(x, Mapping) or hasattr(x, "__dataclass_fields__"):
@@ -321,7 +324,14 @@ def _instead_of_others(x: Any) -> str:
         return "it is a module; pass an array (like= names the library of the result)"
     if hasattr(type(x), "__iter__"):
         return "move what it gives: [dlbridge.tree_to_device(each, device) for each in x]"
-    return "pass float(x)" if hasattr(type(x), "__float__") else ""
+    if hasattr(type(x), "__float__"):
+        return "pass float(x)"
+    if any(hasattr(getattr(x, "data", None), name) for name in _OF_ARRAYS):
+        return "pass the array that it holds, x.data, or derive its class from dlbridge.Exporter"
+    return ""
+
+
+_OF_ARRAYS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__", "__array__")
 
 
 def _method_of(x: Any) -> str:

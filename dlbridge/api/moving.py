@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from dlbridge.api.anything import BUFFERS, NUMBERS, import_anything, refuse_read_once
 from dlbridge.api.like import as_library
-from dlbridge.api.routes import ITSELF, ROUTES, Move, at_its_place, find_route
+from dlbridge.api.routes import ITSELF, ROUTES, Move, at_its_place, check_progress, find_route
 from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.interfaces.dlpack import import_producer
 from dlbridge.core.libraries.library import origin_of
@@ -587,7 +587,8 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     if into.readonly:
         raise ExchangeError(
             f"{describe(target)} is read-only and cannot be copied into; copy into memory "
-            "of its own: t = dlbridge.empty_like(x), then dlbridge.copy_(t, source)"
+            "of its own: t = dlbridge.empty_like(x), then dlbridge.copy_(t, source); the target "
+            "comes first: dlbridge.copy_(target, source)"
         )
     if not into.contiguous and shares_places(into.shape, into.strides):
         raise ExchangeError(
@@ -598,6 +599,7 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     if progress is None and not is_recording():  # without the block 4 KiB take 1 us less
         copy_elements(into, given)
         return
+    check_progress(progress)
     why = "copy_ writes into memory that is there"
     told = _outside(progress) if callable(progress) else progress
     with recorded(why, src, target.device), reporter(told, into.nbytes) as report:

@@ -29,6 +29,7 @@ from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, is_known_libr
 from dlbridge.core.moves.plans import Step, as_one, record_run
 from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.transfer import choose, copies, cost_of, described, run
+from dlbridge.core.plugins.contract import parameters_of
 from dlbridge.core.plugins.lookup import check_device
 from dlbridge.core.plugins.streams import use_stream
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor
@@ -293,6 +294,7 @@ class Move:
             moved, ran = run(*what)
         else:
             on = nullcontext() if stream is None else use_stream(self.target, stream)
+            check_progress(progress)
             nbytes = self.operand.nbytes if cost_of(self.choice, self.operand) else 0
             with on, reporter(progress, nbytes) as report:
                 moved, ran = run(*what, report)
@@ -310,3 +312,16 @@ class Move:
                 seconds = time.perf_counter() - start
                 record_run(self.plan(), self.tensor, moved, seconds)
         return result
+
+
+def check_progress(progress: ProgressLike) -> None:
+    """TypeError for a function of Python that cannot be called with the bytes done and all."""
+    if getattr(progress, "__code__", None) is None:  # True, or a callable that does not say
+        return
+    names, required, more, keywords = parameters_of(progress)
+    given = 2 if getattr(progress, "__self__", None) is None else 3
+    if required > given or keywords or not (more or len(names) >= given):
+        raise TypeError(
+            f"progress={progress!r} cannot be called with two numbers, the bytes done and all of "
+            "them: progress=lambda done, total: ..."
+        )

@@ -463,6 +463,11 @@ def load(
     [[1.0, 1.0], [1.0, 1.0]]
     """
     check_copy(copy)
+    if isinstance(device, os.PathLike) or str(device).endswith(_ENDINGS):
+        raise TypeError(
+            f"{os.fspath(device)!r} is not a valid device; the path comes first: "
+            "dlbridge.load(path, device)"
+        )
     where = check_device(device)
     wanted = None if dtype is None else as_dtype(dtype)
     if wanted is not None:
@@ -529,6 +534,7 @@ _PACKERS = {
     b"\xfd7zXZ\0": "lzma",
     b"\x28\xb5\x2f\xfd": "zstandard",
 }
+_ENDINGS = (".npy", ".npz", ".safetensors", ".gguf")  # no device has such a name
 _MAGICS = {npy.MAGIC: "npy", **dict.fromkeys(npy.ZIP_MAGICS, "npz"), gguf.MAGIC: "gguf"}
 
 

@@ -395,6 +395,8 @@ def _instead(data: Any) -> str:
         return "dlbridge.from_dlpack(x) takes the array itself, and keeps it"
     if any(hasattr(data, name) for name in _OF_ARRAYS):
         return "dlbridge.asarray(x) takes the array itself, and keeps it"
+    if hasattr(data, "int_ptr"):  # of pyopencl
+        return "pass x.int_ptr, and keep the memory with owner=x"
     if isinstance(data, ctypes.Structure | ctypes.Union):
         return "pass ctypes.pointer(x)"
     if isinstance(data, ctypes.c_int.__mro__[1]):  # the base of the classes of numbers

@@ -42,6 +42,24 @@ class _FirstExport(MethodProperty):
         return super().__get__(instance, cls)
 
 
+def _method_of(cls: type, tensor: str) -> Any:
+    """The ``__as_tensor__`` of a class that names the attribute with its tensor."""
+    held = attrgetter(tensor)
+
+    def method(self: Any) -> Any:  # a function: `held` is no method
+        try:
+            return held(self)
+        except AttributeError as exc:
+            exc.add_note(
+                f"({cls.__qualname__} names {tensor!r} as its tensor: set self.{tensor} in "
+                "__init__)"
+            )
+            raise
+
+    method.attribute = tensor  # type: ignore[attr-defined]  # for messages
+    return method
+
+
 @public_in("dlbridge")
 class Exporter:
     """A base class that gives your class of arrays all interfaces of a `Tensor`.
@@ -128,9 +146,7 @@ class Exporter:
                 "write @classmethod over it"
             )
         if tensor is not None:
-            held = attrgetter(tensor)
-            method: Any = lambda self: held(self)  # noqa: E731, PLW0108 - held is no method
-            method.attribute = tensor  # for messages
+            method = _method_of(cls, tensor)
             cls.__as_tensor__ = method  # type: ignore[method-assign]
             for name, of_tensor in _OF_THE_TENSOR.items():
                 _, found = _first(cls, name)

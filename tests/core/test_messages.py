@@ -8,8 +8,10 @@ import io
 import pathlib
 import pickle
 import re
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing.shared_memory import SharedMemory
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -188,6 +190,54 @@ CASES = {
         "the device first": (
             lambda: bridge.to_device("cpu:0", np.ones(3)),
             r"'cpu:0' is a device, and a device comes second: dlbridge\.to_device\(x, 'cpu:0'\)",
+        ),
+        **{
+            f"the device first, {name}": (
+                partial(getattr(bridge, name), "cpu:0", *more),
+                r"'cpu:0' is a device, and .*; for the device itself write dlbridge\.device\('cpu:0'\)",
+            )
+            for name, more in {
+                "share": [np.ones(3)],
+                "explain": [np.ones(3)],
+                "copy_": [np.ones(3)],
+                "asarray": [],
+                "device_of": [],
+            }.items()
+        },
+        "the device before a tree": (
+            lambda: bridge.tree_to_device("cpu:0", {"a": np.ones(3)}),
+            r"^a dict is not a valid device, .*second: dlbridge\.tree_to_device\(tree, device\)$",
+        ),
+        "the device before a list": (
+            lambda: bridge.tree_to_device("cpu:0", [np.ones(3)]),
+            r"^a list is not a valid device, .*second: dlbridge\.tree_to_device\(tree, device\)$",
+        ),
+        "the device before the file": (
+            lambda: bridge.load("cpu:0", "f.npy"),
+            r"^'f\.npy' is not a valid device; .*first: dlbridge\.load\(path, device\)$",
+        ),
+        "the device before a path": (
+            lambda: bridge.load("cpu:0", pathlib.Path("data")),
+            r"^'data' is not a valid device; .*first: dlbridge\.load\(path, device\)$",
+        ),
+        **{
+            f"progress as a function of {name}": (
+                partial(bridge.to_device, np.ones(3), "cpu", copy=True, progress=told),
+                r"cannot be called with two numbers, .*: progress=lambda done, total: \.\.\.$",
+            )
+            for name, told in {
+                "one": lambda done: None,
+                "three": lambda done, total, more: None,
+                "a keyword": lambda done, total, *, more: None,
+            }.items()
+        },
+        "the same, of copy_": (
+            lambda: bridge.copy_(np.zeros(3), np.ones(3), progress=lambda done: None),
+            r"cannot be called with two numbers",
+        ),
+        "an object that holds its array": (
+            lambda: bridge.to_device(SimpleNamespace(data=np.ones(3)), "cpu"),
+            r"pass the array that it holds, x\.data, or derive its class from dlbridge\.Exporter$",
         ),
         "a Device first": (
             lambda: bridge.to_device(bridge.device("cpu"), np.ones(3)),
@@ -584,6 +634,10 @@ CASES = {
         "a copy into memory that is read-only": (
             lambda: bridge.copy_(bytes(4), np.ones(4, "u1")),
             r"is read-only and cannot be copied into; copy into memory of its own: t = dlbridge\.empty_like",
+        ),
+        "the source of a copy first": (
+            lambda: bridge.copy_(np.broadcast_to(np.ones(()), (2, 3)), np.ones((2, 3))),
+            r"is read-only .*; the target comes first: dlbridge\.copy_\(target, source\)$",
         ),
         "a copy into what nobody can have": (
             lambda: bridge.copy_(peer("torch").ones(2, requires_grad=True), np.ones(2, "f4")),

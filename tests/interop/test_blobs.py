@@ -797,3 +797,17 @@ def test_owners_that_keep_memory_that_nothing_shows():
     lent = (ctypes.c_double * 2).from_address(address)
     for owner in (lent, np.frombuffer(lent), SimpleNamespace(memory=memory), "memory"):
         assert bridge.from_blob(address, 6, "float64", owner=owner).tolist() == [0.0] * 6
+
+
+def test_a_buffer_of_pyopencl_names_its_handle():
+    """And one that has been released is told from an address of the host."""
+    if "opencl" not in bridge.backends():
+        pytest.skip("opencl is not installed")
+    native = bridge.ones(16, device="opencl:0").to_native()
+    buffer = getattr(native, "base_data", native)
+    with pytest.raises(TypeError, match=r"pass x\.int_ptr, and keep the memory with owner=x$"):
+        bridge.from_blob(buffer, 16, "float32", device="opencl:0")
+    given = {"device": "opencl:0", "owner": buffer}
+    assert bridge.from_blob(buffer.int_ptr, 16, "float32", **given).tolist() == [1.0] * 16
+    with pytest.raises(bridge.ExchangeError, match=r"it has been released; .*owner=buffer\)"):
+        bridge.from_blob(np.zeros(64).ctypes.data, 16, "float32", device="opencl:0")

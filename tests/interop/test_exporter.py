@@ -656,3 +656,15 @@ def test_by_the_table_after_a_host_views_block(cls):  # X5, X18
         x = cls(view)
     with pytest.raises(bridge.ExchangeError, match="expired"):
         table_of(cls).export(x)
+
+
+@pytest.mark.parametrize("take", [bridge.from_dlpack, bridge.asarray, np.from_dlpack])
+def test_an_attribute_that_is_not_set_is_named_as_the_tensor(take):
+    class Unset(bridge.Exporter, tensor="later"):
+        pass
+
+    with pytest.raises(AttributeError, match="later") as told:
+        take(Unset())
+    if take is not np.from_dlpack:  # it asks for the attribute of the attribute
+        (note,) = told.value.__notes__
+        assert "names 'later' as its tensor: set self.later in __init__" in note

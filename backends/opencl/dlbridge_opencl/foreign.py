@@ -37,7 +37,8 @@ def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
     if handle is None:
         raise ExchangeError(
             f"opencl: data {data:#x} from {module} is neither a cl_mem nor TVM's buffer "
-            "descriptor of a driver in use here; export the cl_mem itself"
+            "descriptor of a driver in use here, or it has been released; export the cl_mem "
+            "itself, and keep its buffer as long (from_blob: owner=buffer)"
         )
     try:
         buffer = cl.MemoryObject.from_int_ptr(handle, True)
