@@ -465,7 +465,7 @@ def load(
     check_copy(copy)
     if isinstance(device, os.PathLike) or str(device).endswith(_ENDINGS):
         raise TypeError(
-            f"{os.fspath(device)!r} is not a valid device; the path comes first: "
+            f"{str(device)!r} is not a valid device; the path comes first: "
             "dlbridge.load(path, device)"
         )
     where = check_device(device)
