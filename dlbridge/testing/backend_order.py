@@ -468,14 +468,22 @@ class OrderTests(BackendCase):
         if not self.failing_work(device.backend, device.device_id, device.stream):
             pytest.skip(f"{self.name}: no queued work can be made to fail (failing_work)")
 
-    def test_failed_work_is_said_once(self, device: DeviceUnderTest) -> None:
-        """By the next `synchronize` of its stream, or a call for it before; the stream goes on."""
+    def test_failed_work_is_said_once(
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """By the next `synchronize` of its stream, or a call for it before; the stream goes on.
+
+        Memory and an import that end in between do not take the error away.
+        """
         self.need(device.backend, SupportsStreams)
         before = live_allocations(device.backend)
         for mine in self.each_stream(device):
-            data = mine.filled(b"before")
+            held = [mine.filled(b"before")]
+            if mine.can_import(host_pages[0]):
+                held.append(mine.import_host(host_pages[0], PAGES)[0])
             self.failing(mine)
-            mine.free(data)
+            for data in held:
+                mine.free(data)
             with pytest.raises(DeviceError, match="earlier"):
                 mine.synchronize()
             mine.synchronize()

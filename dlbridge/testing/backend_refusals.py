@@ -40,6 +40,7 @@ from .backend_base import (
     RUNS,
     BackendCase,
     DeviceUnderTest,
+    are_same,
     catch,
     check_live,
     end_quietly,
@@ -54,10 +55,10 @@ if TYPE_CHECKING:
 
     from .backend_base import DeviceUnderTest
 
-PARTS, PART = 32, 4
+PARTS, PART = 1 << 18, 4  # more bytes than a driver stages at once
 """The memory that the operations must not leave has so many parts, of so many bytes each."""
 
-OUTSIDE = [(1, 32), (32, 2), (0, 33), (-1, 10), (1 << 40, 2), ((1 << 62) - 2, 4)]
+OUTSIDE = [(1, PARTS), (PARTS, 2), (0, PARTS + 1), (-1, 10), (1 << 40, 2), ((1 << 62) - 2, 4)]
 """Offset and length, in parts."""
 
 
@@ -173,14 +174,16 @@ class RefusalTests(PublicCase):
         nbytes: int = PARTS * PART,
         error: type[Error] = Error,
     ) -> None:
-        """An operation on memory of *owner* is refused, and changes no bytes there or here."""
-        content = b"d" * calls.nbytes
+        """An operation on memory of *owner* is refused, changes no bytes, and keeps no memory."""
+        before, content = live_allocations(owner.backend), b"d" * calls.nbytes
         data = owner.filled(content)
         with pytest.raises(error, match=str(device_id) if error is ExchangeError else None):
             calls.run(operation, Span(device_id, data, offset, nbytes))
         calls.device.synchronize()
-        assert calls.host == b"?" * len(calls.host)
-        assert owner.read(data, 0, calls.nbytes) == content
+        assert are_same(calls.host, b"?" * len(calls.host))
+        assert are_same(owner.read(data, 0, calls.nbytes), content)
+        owner.free(data)
+        check_live(owner.backend, before, f"after memory of a refused {operation} was dropped")
 
     @pytest.mark.parametrize(("member", "needs", "given"), OF_A_DEVICE)
     def test_unknown_device_is_refused(
@@ -588,6 +591,8 @@ def _check_each_use_says_it(
         except DeviceLost:
             continue
         pytest.fail(f"{name} goes on with a device that is lost")
+    if isinstance(backend, SupportsHostView):  # `explain` asks, and answers as before
+        assert isinstance(backend.host_view_refusal(*span[:2]), str)
     if isinstance(backend, SupportsStreams):
         with pytest.raises(DeviceLost):
             device.synchronize()
