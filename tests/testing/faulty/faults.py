@@ -2881,6 +2881,31 @@ def imports_go_on_after_a_loss(fake, real, device_id, address, nbytes, readonly,
         fake.lost = lost
 
 
+@breaks("copy_from_host", "test_out_of_bounds_is_refused")
+def pieces_are_checked(fake, real, target, source, stream):
+    """Bytes go in pieces, and each is checked by itself: the first are written before an error."""
+    for at in range(0, target.nbytes, 1 << 16):
+        part = source[at : at + (1 << 16)]
+        real(target._replace(offset=target.offset + at, nbytes=len(part)), part, stream)
+
+
+@breaks("host_view", "test_out_of_bounds_is_refused", base=Shared)
+def refused_views_pin_memory(fake, real, span, writable, stream):
+    """The memory is pinned before its bounds are checked, and stays so after an error."""
+    pinned = fake.__dict__.setdefault("pinned", [])
+    pinned.append(recall(fake.table, span.data))
+    made = real(span, writable, stream)
+    pinned.pop()
+    return made
+
+
+@breaks("finish", "test_failed_work_is_said_once", base=LateShared)
+def ends_swallow_errors(fake, real, device_id, handle):
+    """The end of an import waits by `synchronize`, and the error of the work is nobody's."""
+    with suppress(DeviceError):
+        fake.synchronize(device_id, handle)
+
+
 @found_by("test_lost_device_ends_a_wait")
 class WaitsForALostDevice(Late):
     """A thread that waits for the device is not told that it is lost."""
@@ -3760,6 +3785,10 @@ ROWS = [
      Exporting, "What is opened is always memory of device 0.",
      lambda fake, real, device_id, memory, stream: real(0, memory, stream)),
     # A lost device
+    ("plans_ask_the_device", "host_view_refusal", "test_lost_device", Shared,
+     "The question looks the memory up as its use does, and raises where the device is lost.",
+     lambda fake, real, device_id, data: fake.bytes_of(Span(device_id, data, 0, 1)) and real(
+         device_id, data)),
     ("lost_devices_are_not_counted", "device_count", "test_lost_device", Sound,
      "There are fewer devices once one is lost.", lambda fake, real: real() - len(fake.lost)),
 ]  # fmt: skip
