@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pydoc
 import warnings
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -11,28 +12,28 @@ from dlbridge_fake import Fake
 
 import dlbridge as bridge
 from dlbridge import protocol
-from dlbridge.core.plugins import registry
 from dlbridge.core.plugins.contract import CONTRACTS
-from dlbridge.core.plugins.cpu import CPU
 from dlbridge.errors import BackendError, DeviceMemoryError
+from dlbridge.extending import LOADED
+from tests.support.known_backends import forget_registered, replace_backend
 from tests.support.scripts import run_scene
 
+CPU = type(bridge.backend("cpu"))
 NAME = "loaded_by_a_test"
 
 
 @pytest.fixture
 def load(monkeypatch):
     """Load a subclass of *base* with other attributes, as an installed package's."""
-    monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(registry, "_entry_points", dict)  # ours may be installed
+    forget_registered(monkeypatch)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])  # ours may be installed
 
     def load(base=Fake, name=NAME, **attributes):
-        bridge.register_backend(name, type("Theirs", (base,), attributes))
+        replace_backend(monkeypatch, name, type("Theirs", (base,), attributes))
         try:
             return bridge.backend(name)
         finally:
-            registry.LOADED.pop(name, None)
-            registry._registered.clear()
+            LOADED.pop(name, None)
 
     return load
 
@@ -144,10 +145,8 @@ def test_more_parameters_with_defaults_are_the_backends_own_affair(load):
 
 
 def test_an_entry_point_that_no_device_string_can_name(monkeypatch):
-    class Point:
-        name, dist, value = "Upper Dev", None, "upper:Dev"
-
-    monkeypatch.setattr(registry, "_entry_points", lambda: {"Upper Dev": [Point]})
+    point = EntryPoint("Upper Dev", "upper:Dev", "dlbridge.backends")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [point])
     with pytest.raises(BackendError, match="upper:Dev provides a backend 'Upper Dev', which no"):
         bridge.backend("Upper Dev")
 

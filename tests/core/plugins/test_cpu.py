@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from dlbridge.core.plugins.cpu import CPU
+import dlbridge as bridge
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Span
 from dlbridge.testing import BackendTests
@@ -23,7 +23,7 @@ class TestCPU(BackendTests):
 
 @pytest.fixture
 def cpu():
-    return CPU()
+    return bridge.backend("cpu")
 
 
 @pytest.mark.parametrize("alignment", [1, 8, 64, 256])

@@ -10,10 +10,11 @@ import pytest
 from dlbridge_fake import Fake
 
 import dlbridge as bridge
-from dlbridge.core.plugins import registry
-from dlbridge.core.plugins.cpu import CPU
 from dlbridge.errors import BackendError, BackendUnavailable, ExchangeError
+from dlbridge.extending import LOADED, all_backends, provider_of
+from tests.support.known_backends import forget_registered
 
+CPU = type(bridge.backend("cpu"))
 HOST = np.arange(12, dtype="f4")
 
 
@@ -24,33 +25,34 @@ class Toy(Fake):
         self.device_type = device_type
 
 
+class Family:
+    asked: list[str]
+    here = ("toy-a", "toy-b")
+
+    def __init__(self):
+        self.asked.append("class")
+
+    def names(self):
+        self.asked.append("names")
+        return self.here
+
+    def open(self, name):
+        self.asked.append(name)
+        if name not in self.here:
+            raise BackendUnavailable(f"{name}: toys are {self.here}")
+        return Toy(0x5_0000_0001 if name == "toy-a" else 0x6_0000_0001)
+
+
 @pytest.fixture
 def family(monkeypatch):
     """A family ``toy-`` of two backends, and what it was asked; nothing of it stays."""
-    asked = []
-
-    class Family:
-        here = ("toy-a", "toy-b")
-
-        def __init__(self):
-            asked.append("class")
-
-        def names(self):
-            asked.append("names")
-            return self.here
-
-        def open(self, name):
-            asked.append(name)
-            if name not in self.here:
-                raise BackendUnavailable(f"{name}: toys are {self.here}")
-            return Toy(0x5_0000_0001 if name == "toy-a" else 0x6_0000_0001)
-
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(Family, "asked", [], raising=False)
+    forget_registered(monkeypatch)
     bridge.register_backend("toy-", Family)
-    before = dict(registry.LOADED)
-    yield asked
-    registry.LOADED.clear()
-    registry.LOADED.update(before)
+    before = dict(LOADED)
+    yield Family.asked
+    LOADED.clear()
+    LOADED.update(before)
 
 
 def test_nothing_is_asked_before_a_device_is_named(family):
@@ -87,14 +89,14 @@ def test_all_devices_are_listed(family, monkeypatch):
 )
 def test_the_variable_names_some_of_a_family(family, monkeypatch, chosen, names):
     monkeypatch.setenv("DLBRIDGE_BACKENDS", chosen)
-    assert [name for name in registry.all_backends() if name.startswith("toy")] == names
+    assert [name for name in all_backends() if name.startswith("toy")] == names
     for name in {"toy-a", "toy-b"} - set(names):
         with pytest.raises(BackendUnavailable, match="is switched off by DLBRIDGE_BACKENDS"):
             bridge.backend(name)
 
 
 def test_a_family_that_has_none_says_why(family, monkeypatch):
-    monkeypatch.setattr(registry._registered["toy-"], "here", ())
+    monkeypatch.setattr(Family, "here", ())
     report = bridge.info().backends
     assert report["toy-"]["reason"] == "toy-: toys are ()"
     with pytest.raises(BackendUnavailable, match=r"toy-a: toys are \(\)"):
@@ -117,7 +119,7 @@ def test_a_beginning_is_registered_once(family):
 
 
 def test_a_member_is_owned_by_the_family(family):
-    assert "Family (registered by hand)" in registry.provider_of("toy-a")
+    assert "Family (registered by hand)" in provider_of("toy-a")
 
 
 def test_pickles_name_the_device(family):
@@ -150,10 +152,10 @@ def test_memory_of_two_backends_of_one_type_finds_its_own(family, monkeypatch): 
             return device_id, data
 
     own = set()
-    monkeypatch.setattr(registry, "_entry_points", dict)  # ours may be installed
-    monkeypatch.setattr(registry._registered["toy-"], "open", lambda self, name: ToyOneAPI())
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])  # ours may be installed
+    monkeypatch.setattr(Family, "open", lambda self, name: ToyOneAPI())
     bridge.register_backend("oneapi", OneAPI)
-    registry.LOADED.pop("oneapi", None)
+    LOADED.pop("oneapi", None)
     for name in ("toy-a", "oneapi"):
         there = bridge.to_device(HOST, f"{name}:0", copy=True)
         assert there.device.type == 14
@@ -162,6 +164,6 @@ def test_memory_of_two_backends_of_one_type_finds_its_own(family, monkeypatch): 
 
 
 def test_a_type_that_dlpack_does_not_list_is_refused(family, monkeypatch):
-    monkeypatch.setattr(registry._registered["toy-"], "open", lambda self, name: Toy(1, 99))
+    monkeypatch.setattr(Family, "open", lambda self, name: Toy(1, 99))
     with pytest.raises(BackendError, match="99, which is no DLDeviceType that this dlbridge knows"):
         bridge.backend("toy-a")

@@ -9,13 +9,15 @@ import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 import dlbridge as bridge
-from dlbridge.core.plugins import registry
 from dlbridge.errors import BackendError, BackendUnavailable
+from dlbridge.extending import LOADED, provider_of
+from tests.support.known_backends import forget_registered
 from tests.support.scripts import run_script
 from tests.support.threads import at_once
 
@@ -28,10 +30,12 @@ def plugins(monkeypatch):
     """The fake installation; what a test loads or registers is forgotten after it."""
     monkeypatch.syspath_prepend(str(PLUGINS))
     monkeypatch.delenv("DLBRIDGE_BACKENDS", raising=False)
-    monkeypatch.setattr(registry, "LOADED", {})
-    monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(registry, "_locks", {})
+    forget_registered(monkeypatch)
+    before = dict(LOADED)
+    LOADED.clear()
     yield
+    LOADED.clear()
+    LOADED.update(before)
     for name in [name for name in sys.modules if name.startswith("plugin_")]:
         del sys.modules[name]
 
@@ -80,67 +84,67 @@ def test_listing_imports_no_backend():
 )
 def test_each_failure_is_its_own_error(name, error, match):
     with pytest.raises(error, match=match) as caught:
-        registry.backend(name)
+        bridge.backend(name)
     if "failed" in match:
         assert type(caught.value.__cause__).__name__ in str(caught.value)
 
 
 def test_a_backend_that_is_not_installed_is_hinted_at(monkeypatch):
-    monkeypatch.setattr(registry, "_entry_points", dict)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
     with pytest.raises(BackendUnavailable, match="try: pip install backends/vulkan"):
-        registry.backend("vulkan")
+        bridge.backend("vulkan")
 
 
 def test_failures_are_not_kept(monkeypatch):
     """A driver may be installed while the program runs."""
     with pytest.raises(BackendUnavailable):
-        registry.backend("absent")
+        bridge.backend("absent")
     import plugin_absent
     import plugin_shared
 
     monkeypatch.setattr(plugin_absent, "Backend", plugin_shared.Shared)
-    assert isinstance(registry.backend("absent"), plugin_shared.Shared)
+    assert isinstance(bridge.backend("absent"), plugin_shared.Shared)
 
 
 def test_two_names_may_share_a_device_type():
     """The name is the identity, the DLDeviceType is not."""
-    registry.register_backend("other", type(registry.backend("shared")))
-    assert registry.backend("other") is not registry.backend("shared")
-    assert registry.backend("other").device_type == registry.backend("shared").device_type == 12
+    bridge.register_backend("other", type(bridge.backend("shared")))
+    assert bridge.backend("other") is not bridge.backend("shared")
+    assert bridge.backend("other").device_type == bridge.backend("shared").device_type == 12
 
 
 @pytest.mark.parametrize("chosen", ["cpu,shared", " shared , cpu ", "cpu,shared,nobody"])
 def test_environment_restricts(monkeypatch, chosen):
     monkeypatch.setenv("DLBRIDGE_BACKENDS", chosen)
-    assert registry.backends() == ["cpu", "shared"]
-    assert registry.backend("cpu").device_type == 1
+    assert bridge.backends() == ["cpu", "shared"]
+    assert bridge.backend("cpu").device_type == 1
     with pytest.raises(BackendUnavailable, match="'outdated' is switched off by DLBRIDGE_BACKENDS"):
-        registry.backend("outdated")
+        bridge.backend("outdated")
 
 
 def test_environment_leaves_out(monkeypatch):
-    every = registry.backends()
+    every = bridge.backends()
     monkeypatch.setenv("DLBRIDGE_BACKENDS", "-outdated, -shared")
-    assert registry.backends() == [name for name in every if name not in ("outdated", "shared")]
+    assert bridge.backends() == [name for name in every if name not in ("outdated", "shared")]
     with pytest.raises(BackendUnavailable, match="'outdated' is switched off by DLBRIDGE_BACKENDS"):
-        registry.backend("outdated")
+        bridge.backend("outdated")
 
 
 def test_empty_environment_allows_none(monkeypatch):
     monkeypatch.setenv("DLBRIDGE_BACKENDS", "")
-    assert registry.backends() == []
+    assert bridge.backends() == []
     with pytest.raises(BackendUnavailable, match="switched off"):
-        registry.backend("cpu")
+        bridge.backend("cpu")
 
 
 def test_register_by_hand():
     from plugin_shared import Shared
 
-    registry.register_backend("mine", Shared)
-    registry.register_backend("mine", Shared)  # the same again is the same
-    assert "mine" in registry.backends()
-    assert isinstance(registry.backend("mine"), Shared)
-    assert registry.provider_of("mine") == "plugin_shared.Shared (registered by hand)"
+    bridge.register_backend("mine", Shared)
+    bridge.register_backend("mine", Shared)  # the same again is the same
+    assert "mine" in bridge.backends()
+    assert isinstance(bridge.backend("mine"), Shared)
+    assert provider_of("mine") == "plugin_shared.Shared (registered by hand)"
 
 
 @pytest.mark.parametrize("chosen", [None, "shared"])
@@ -150,17 +154,17 @@ def test_a_registered_name_must_be_free(monkeypatch, chosen):
 
     if chosen is not None:
         monkeypatch.setenv("DLBRIDGE_BACKENDS", chosen)
-    registry.register_backend("mine", type("Mine", (), {}))
+    bridge.register_backend("mine", type("Mine", (), {}))
     for name, provider in [("cpu", "dlbridge .built in."), ("mine", "Mine .registered by hand")]:
         with pytest.raises(BackendError, match=f"{name!r} is already provided by .*{provider}"):
-            registry.register_backend(name, Newer)
+            bridge.register_backend(name, Newer)
 
 
 def test_a_registered_class_is_checked_too():
-    registry.register_backend("mine", type("Mine", (), {"device_type": 1}))
+    bridge.register_backend("mine", type("Mine", (), {"device_type": 1}))
     message = r"Mine \(registered by hand\): backend 'mine' lacks allocate, api, copy_from_host"
     with pytest.raises(BackendError, match=message):
-        registry.backend("mine")
+        bridge.backend("mine")
 
 
 def test_sixteen_threads_load_a_backend_once():
@@ -173,8 +177,8 @@ def test_sixteen_threads_load_a_backend_once():
             made.append(self)
             threading.Event().wait(0.05)  # others come in meanwhile
 
-    registry.register_backend("slow", Slow)
-    got = at_once(16, lambda: registry.backend("slow"))
+    bridge.register_backend("slow", Slow)
+    got = at_once(16, lambda: bridge.backend("slow"))
     assert len(made) == 1
     assert got == made * 16
 
@@ -189,10 +193,10 @@ def test_a_use_during_the_load_makes_no_second_object():
         def __init__(self):
             if not got:
                 got.append(None)  # the second call comes in
-                got.append(registry.backend("entered"))
+                got.append(bridge.backend("entered"))
 
-    registry.register_backend("entered", Entered)
-    assert registry.backend("entered") is registry.backend("entered") is got[1]
+    bridge.register_backend("entered", Entered)
+    assert bridge.backend("entered") is bridge.backend("entered") is got[1]
 
 
 def test_a_slow_driver_holds_up_nobody_else():
@@ -204,11 +208,11 @@ def test_a_slow_driver_holds_up_nobody_else():
             release.wait()
             raise BackendUnavailable("stuck")
 
-    registry.register_backend("stuck", Stuck)
+    bridge.register_backend("stuck", Stuck)
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(registry.backend, "stuck")
+        loading = pool.submit(bridge.backend, "stuck")
         inside.wait()
-        assert registry.backend("shared").device_type == 12
+        assert bridge.backend("shared").device_type == 12
         release.set()
         with pytest.raises(BackendUnavailable, match="stuck"):
             loading.result()
@@ -221,14 +225,14 @@ def test_one_installation_seen_twice_is_one(tmp_path, monkeypatch):
     copy = tmp_path / "again"
     shutil.copytree(PLUGINS, copy)
     monkeypatch.syspath_prepend(str(copy))
-    assert registry.backend("shared").device_type == 12
-    assert registry.provider_of("shared") == "dlbridge-shared 1.0"
+    assert bridge.backend("shared").device_type == 12
+    assert provider_of("shared") == "dlbridge-shared 1.0"
 
 
 def test_owner_names_distribution_and_version():
-    assert registry.provider_of("absent") == "dlbridge-absent 0.2"
-    assert registry.provider_of("twice") == "dlbridge-other-twin 2.0 and dlbridge-twin 1.0"
-    assert registry.provider_of("nobody") == ""
+    assert provider_of("absent") == "dlbridge-absent 0.2"
+    assert provider_of("twice") == "dlbridge-other-twin 2.0 and dlbridge-twin 1.0"
+    assert provider_of("nobody") == ""
 
 
 def test_a_class_with_an_error_of_another_thread_is_tried_again():
@@ -236,7 +240,7 @@ def test_a_class_with_an_error_of_another_thread_is_tried_again():
     tries = []
     inside, release = threading.Event(), threading.Event()
 
-    class SecondTime(type(registry.backend("shared"))):
+    class SecondTime(type(bridge.backend("shared"))):
         def __init__(self):
             tries.append(self)
             if len(tries) == 1:
@@ -244,11 +248,11 @@ def test_a_class_with_an_error_of_another_thread_is_tried_again():
                 release.wait()
                 raise BackendUnavailable("not yet")
 
-    registry.register_backend("second", SecondTime)
+    bridge.register_backend("second", SecondTime)
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(registry.backend, "second")
+        first = pool.submit(bridge.backend, "second")
         inside.wait()
-        second = pool.submit(registry.backend, "second")
+        second = pool.submit(bridge.backend, "second")
         release.set()
         with pytest.raises(BackendUnavailable, match="not yet"):
             first.result()
@@ -256,19 +260,17 @@ def test_a_class_with_an_error_of_another_thread_is_tried_again():
     assert len(tries) == 2
 
 
-def test_a_message_names_a_backend_that_was_registered_since(monkeypatch):
+def test_a_message_names_a_backend_that_was_registered_since():
     with pytest.raises(TypeError, match="not a tensor"):
         bridge.asarray(object())
-    monkeypatch.setitem(registry._registered, "of_a_message", object)
+    bridge.register_backend("of_a_message", object)
     with pytest.raises(TypeError, match="of_a_message"):
         bridge.asarray(object())
 
 
 def test_a_distribution_that_claims_the_built_in_backend_is_named_at_the_next_device(monkeypatch):
-    class Point:
-        dist, value = None, "other:CPU"
-
-    monkeypatch.setattr(registry, "_entry_points", lambda: {"cpu": [Point]})
+    point = EntryPoint("cpu", "other:CPU", "dlbridge.backends")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [point])
     with pytest.raises(
         bridge.BackendError, match=r"dlbridge .built in. and other:CPU both provide"
     ):

@@ -9,11 +9,12 @@ import pytest
 from dlbridge_fake import Array, Fake
 
 import dlbridge as bridge
-from dlbridge.core.plugins import registry
-from dlbridge.core.plugins.cpu import CPU
 from dlbridge.errors import ExchangeError
+from dlbridge.extending import LOADED
+from tests.support.known_backends import forget_registered
 from tests.support.raw_producer import Producer
 
+CPU = type(bridge.backend("cpu"))
 HOST = np.arange(12, dtype="f4")
 FIRST, SECOND, SILENT = "first_of_a_test", "second_of_a_test", "silent_of_a_test"
 
@@ -33,13 +34,13 @@ def numbered(start):
 def only_those_of_the_test(monkeypatch):
     """No other backend of kDLExtDev is installed, and nothing stays loaded."""
     monkeypatch.setenv("DLBRIDGE_BACKENDS", f"cpu,{FIRST},{SECOND},{SILENT}")
-    monkeypatch.setattr(registry, "_registered", {})
-    before = dict(registry.LOADED)
+    forget_registered(monkeypatch)
+    before = dict(LOADED)
     for name in before.keys() - {"cpu"}:
-        del registry.LOADED[name]
+        del LOADED[name]
     yield
-    registry.LOADED.clear()
-    registry.LOADED.update(before)
+    LOADED.clear()
+    LOADED.update(before)
 
 
 def register(**classes):
@@ -139,7 +140,7 @@ def test_addresses_that_belong_to_a_context_are_asked_about(kind, name, asked, m
     def found(data):
         return bridge.from_dlpack(Producer(data=data, device=(kind, 5 if asked else 0), shape=(3,)))
 
-    monkeypatch.setattr(registry, "_entry_points", dict)  # ours may be installed
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])  # ours may be installed
     monkeypatch.setenv("DLBRIDGE_BACKENDS", f"cpu,{name}")
     register(**{name: Addresses})
     bridge.backend(name)
