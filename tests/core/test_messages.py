@@ -18,7 +18,6 @@ import pytest
 
 import dlbridge as bridge
 from dlbridge._absent_names import PACKAGE_NAMES, TENSOR_NAMES
-from dlbridge.core.plugins.registry import _find
 from dlbridge.extending import CPU, LOADED, Memory, tensor_on
 from dlbridge.tracing import Trace
 from tests.support.expected_parts import backend_or_skip
@@ -706,10 +705,11 @@ def test_a_variable_that_says_yes_or_no_takes_nothing_else(variable, monkeypatch
     if SWITCHES[variable] not in bridge.backends():
         pytest.skip(f"{SWITCHES[variable]} is not installed")
     monkeypatch.setenv(variable, "banana")
+    monkeypatch.delitem(LOADED, SWITCHES[variable], raising=False)
     with pytest.raises(
         bridge.BackendUnavailable, match=f"^{variable} is 'banana'; set it to 1 for yes, or to 0"
     ):
-        _find(SWITCHES[variable])[1]()()
+        bridge.backend(SWITCHES[variable])
 
 
 def nested(depth):

@@ -12,6 +12,7 @@ from dlbridge import ffi
 from dlbridge.ffi import streams as environment
 from tests.ffi.producers import DEVICES, STREAMS, DeviceTensor, StreamTensor, TableTensor, streams
 from tests.support.interrupted import at_each_step
+from tests.support.stream_backend import Streams, installed
 
 
 @pytest.fixture
@@ -182,27 +183,11 @@ def test_an_interruption_on_entering_a_block_leaves_no_stream():
     assert left == [{}] * len(left)
 
 
-class Recorder:
-    """What `wait` is asked for; the rest of the contract is never called."""
-
-    def __init__(self):
-        self.waits = []
-
-    def wait(self, device_id, stream, on):
-        self.waits.append((device_id, stream, on))
-
-    def synchronize(self, device_id, stream): ...
-    def normalize_stream(self, device_id, stream): ...
-
-
-def test_two_streams_of_one_device(look, monkeypatch):
+def test_two_streams_of_one_device(look):
     """The callee works on the first one's, after what is on the second's, which goes on behind."""
-    recorder = Recorder()
-    monkeypatch.setattr(environment, "plugin_of", lambda _device: recorder)
-    assert look(TableTensor((2, 0)), StreamTensor((2, 0))) == {(2, 0): 0x1234}
-    assert recorder.waits == [(0, 0x1234, 0xBEEF), (0, 0xBEEF, 0x1234)]
-    assert look(TableTensor((2, 0)), TableTensor((2, 0)), TableTensor((2, 1))) == {
-        (2, 0): 0x1234,
-        (2, 1): 0x5678,
-    }
-    assert len(recorder.waits) == 2
+    with installed("cuda", Streams()) as cuda:
+        assert look(TableTensor((2, 0)), StreamTensor((2, 0))) == {(2, 0): 0x1234}
+        assert cuda.log == [("wait", 0x1234, 0xBEEF), ("wait", 0xBEEF, 0x1234)]
+        on = look(TableTensor((2, 0)), TableTensor((2, 0)), TableTensor((2, 1)))
+        assert on == {(2, 0): 0x1234, (2, 1): 0x5678}
+        assert len(cuda.log) == 2
