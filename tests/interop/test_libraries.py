@@ -19,7 +19,6 @@ import pytest
 from dlbridge_fake import Array
 
 import dlbridge as bridge
-from dlbridge.core.dlpack import foreign_tables
 from tests.support.foreign_arrays import ByInterface, ByMethod, Lazy, RefusesFalse, Unasked
 from tests.support.packages import install
 from tests.support.peers import peer
@@ -163,29 +162,6 @@ def test_sharded_arrays_of_jax():
         """,
         env={"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"},
     )
-
-
-@pytest.mark.parametrize("refuses", [False, True])
-def test_after_any_error_of_a_table_the_method_is_asked(refuses, monkeypatch):  # X14
-    """A table that fails, on a class whose own method says why (paddle, torch's sparse)."""
-
-    class Table:
-        def export(self, x):
-            raise RuntimeError("frames of C++")
-
-    class Array(Producer):
-        def __dlpack__(self, **keywords):
-            if refuses:
-                raise BufferError("requires gradients: use detach()")
-            return super().__dlpack__(**keywords)
-
-    monkeypatch.setitem(foreign_tables._tables, Array, Table())
-    if not refuses:
-        assert bridge.from_dlpack(Array((2,))).shape == (2,)
-        return
-    with pytest.raises(BufferError, match="requires gradients: use detach") as told:
-        bridge.from_dlpack(Array((2,)))
-    assert type(told.value.__context__) is RuntimeError
 
 
 # The producer moves ------------------------------------------------------------------

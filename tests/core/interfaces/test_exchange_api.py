@@ -483,6 +483,21 @@ def test_a_table_that_fails_without_an_error():  # X14
         table_of(fails).export(raw)
 
 
+def test_after_an_error_of_a_table_the_method_is_asked(monkeypatch):  # X14
+    """As with paddle's table and torch's; ours raises, as the object is no Tensor."""
+
+    def refuse(_x, **_keywords):
+        raise BufferError("requires gradients: use detach()")
+
+    fails = class_of()
+    raw = fails((6,), content=FLOATS.tobytes())
+    assert dlbridge.from_dlpack(raw).tolist() == FLOATS.tolist()
+    monkeypatch.setattr(fails, "__dlpack__", refuse)
+    with pytest.raises(BufferError, match="use detach") as told:
+        dlbridge.from_dlpack(raw)
+    assert type(told.value.__context__) is AttributeError
+
+
 def test_torchs_table():  # X13, X17
     torch = peer("torch")
     theirs = table_of(torch.Tensor)
