@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dlbridge as bridge
+from dlbridge.processes.pickles import unpickle
 from tests.support.expected_parts import backend_or_skip
 from tests.support.peers import peer
 from tests.support.scripts import run_scene, run_script
@@ -250,7 +251,19 @@ def test_an_old_device_of_a_backend_that_is_not_here():
 )
 def test_broken_pickles_are_refused(arguments):
     with pytest.raises((ValueError, TypeError, BufferError, AttributeError)):
-        bridge.Tensor._unpickle(*arguments)
+        unpickle(*arguments)
+
+
+def test_torch_loads_them_when_one_function_is_allowed(tmp_path):
+    """`torch.load` names what it must be allowed: a function of ours, and none of Python's."""
+    torch = peer("torch")
+    torch.save({"a": bridge.asarray([1, 2, 3], dtype="int8")}, tmp_path / "a.pt")
+    with pytest.raises(
+        pickle.UnpicklingError, match=r"GLOBAL dlbridge\.processes\.pickles\.unpickle "
+    ):
+        torch.load(tmp_path / "a.pt")
+    with torch.serialization.safe_globals([unpickle]):
+        assert torch.load(tmp_path / "a.pt")["a"].tolist() == [1, 2, 3]
 
 
 def test_another_process_has_no_such_backend():

@@ -195,7 +195,11 @@ class Tensor(TensorMetadata):
         >>> bridge.zeros((2, 3, 4)).transpose(2, 0, 1).shape
         (4, 2, 3)
         """
-        return self._view(self._array.transpose(*axes))
+        try:
+            return self._view(self._array.transpose(*axes))
+        except ValueError as exc:
+            way = f"name each axis once, as in t.transpose{tuple(range(self.ndim))[::-1]}"
+            raise ValueError(f"{exc}: {way}") from exc
 
     @property
     def mT(self) -> Tensor:
@@ -441,11 +445,7 @@ class Tensor(TensorMetadata):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the elements (protocol 5: out of band) and the name of the device."""
-        return type(self)._unpickle, methods.pickled(self, operator.index(protocol))
-
-    @staticmethod
-    def _unpickle(*described: Any) -> Tensor:
-        return methods.unpickle(*described)
+        return methods.unpickle, methods.pickled(self, operator.index(protocol))
 
     def __dask_tokenize__(self) -> Hashable:
         """Return what Dask names equal tensors by."""
@@ -754,6 +754,3 @@ class Tensor(TensorMetadata):
 def _whole_of(dtype: DType) -> str:
     """A type of whole bytes that has every value of the packed *dtype*."""
     return {0: "int8", 1: "uint8"}.get(dtype.code, "float32")  # kDLInt, kDLUInt
-
-
-Tensor._unpickle.__module__ = "dlbridge"  # where pickle finds the class

@@ -109,6 +109,15 @@ def test_reshape_to_another_size(pair):
         pair[0].reshape(5, -1)
 
 
+@pytest.mark.parametrize("axes", [(0, 1), (0, 0, 1), (0, 1, 3)])
+def test_transpose_of_other_axes_says_how(axes):
+    """torch swaps the two that it gets."""
+    t = bridge.zeros((2, 3, 4))
+    with pytest.raises(ValueError, match=r"name each axis once, as in t\.transpose\(2, 1, 0\)$"):
+        t.transpose(*axes)
+    assert t.transpose(2, 1, 0).shape == (4, 3, 2)
+
+
 def test_transpose(pair):
     t, a = pair
     assert t.T.tolist() == a.T.tolist()
