@@ -191,7 +191,9 @@ class Watcher:
         if cls is not BuiltinMethodType:
             return None, UNSEEN
         owner = callee.__self__
-        return self.callables.find(getattr(type(owner), callee.__name__, None)), owner
+        # Its name is a new text each time. CPython's cache of types keeps each (4,096 of them).
+        name = sys.intern(callee.__name__)
+        return self.callables.find(getattr(type(owner), name, None)), owner
 
     def in_place(
         self, error: ExchangeError | None, site: CallSite, code: CodeType, offset: int
