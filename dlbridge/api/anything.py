@@ -287,19 +287,25 @@ def _instead_of(x: Any) -> str:
     return _method_of(x) or _instead_of_others(x)
 
 
-def is_picture(path: str) -> bool:
-    """Whether the suffix of *path* is that of a picture."""
+ENDINGS = (".npy", ".npz", ".safetensors", ".gguf")
+"""Of the names of files that `dlbridge.load` reads."""
+
+
+def way_of_picture(path: str) -> str:
+    """What reads the picture *path*, for messages; empty where its suffix is of something else."""
     import mimetypes  # for messages only
 
-    return (mimetypes.guess_type(path)[0] or "").startswith("image/")
+    if not (mimetypes.guess_type(path)[0] or "").startswith("image/"):
+        return ""
+    return f"for a picture, dlbridge.asarray(PIL.Image.open({path!r}))"
 
 
 def _instead_of_text(x: str | os.PathLike[Any]) -> str:
     name = os.fspath(x)
-    if str(name).lower().endswith((".npy", ".npz", ".safetensors", ".gguf")):
+    if str(name).lower().endswith(ENDINGS):
         return f"for a file, write dlbridge.load({str(name)!r})"
-    if is_picture(str(name)):
-        return f"for a picture, write dlbridge.asarray(PIL.Image.open({str(name)!r}))"
+    if picture := way_of_picture(str(name)):
+        return picture
     if not isinstance(x, str):
         return "dlbridge.load(path) reads a file"
     if is_name(x):
@@ -326,12 +332,13 @@ def _instead_of_others(x: Any) -> str:
         return "move what it gives: [dlbridge.tree_to_device(each, device) for each in x]"
     if hasattr(type(x), "__float__"):
         return "pass float(x)"
-    if any(hasattr(getattr(x, "data", None), name) for name in _OF_ARRAYS):
+    if any(hasattr(getattr(x, "data", None), name) for name in OF_ARRAYS):
         return "pass the array that it holds, x.data, or derive its class from dlbridge.Exporter"
     return ""
 
 
-_OF_ARRAYS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__", "__array__")
+OF_ARRAYS = ("__dlpack__", "__array__", "__array_interface__", "__cuda_array_interface__")
+"""What an object has that is an array itself."""
 
 
 def _method_of(x: Any) -> str:

@@ -18,7 +18,7 @@ from dlbridge import (
     dtype as as_dtype,
     to_device,
 )
-from dlbridge.api.anything import is_picture
+from dlbridge.api.anything import ENDINGS, way_of_picture
 from dlbridge.api.like import as_library
 from dlbridge.errors import Error, ExchangeError, FileError
 from dlbridge.extending import (
@@ -463,7 +463,7 @@ def load(
     [[1.0, 1.0], [1.0, 1.0]]
     """
     check_copy(copy)
-    if isinstance(device, os.PathLike) or str(device).endswith(_ENDINGS):
+    if isinstance(device, os.PathLike) or str(device).endswith(ENDINGS):
         raise TypeError(
             f"{str(device)!r} is not a valid device; the path comes first: "
             "dlbridge.load(path, device)"
@@ -517,9 +517,7 @@ def _format_of(source: Source) -> str:
     look_for_text(source)
     kind = os.path.splitext(source.path)[1].lower().removeprefix(".")  # noqa: PTH122 - it is a str
     if kind not in {*_MAGICS.values(), "safetensors"}:
-        way = "save it in one of these by the library that wrote it"
-        if is_picture(source.path):
-            way = f"for a picture, dlbridge.asarray(PIL.Image.open({source.path!r}))"
+        way = way_of_picture(source.path) or "save it in one of these by the library that wrote it"
         raise FileError(
             f"{source.path} begins with {first[:8]!r}, so it is not a safetensors, .npy, .npz or "
             f"GGUF file: {way}"
@@ -534,7 +532,6 @@ _PACKERS = {
     b"\xfd7zXZ\0": "lzma",
     b"\x28\xb5\x2f\xfd": "zstandard",
 }
-_ENDINGS = (".npy", ".npz", ".safetensors", ".gguf")  # no device has such a name
 _MAGICS = {npy.MAGIC: "npy", **dict.fromkeys(npy.ZIP_MAGICS, "npz"), gguf.MAGIC: "gguf"}
 
 

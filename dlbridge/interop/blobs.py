@@ -19,6 +19,7 @@ from dlbridge.abi import (
     raise_when_dropped,
     report,
 )
+from dlbridge.api.anything import OF_ARRAYS
 from dlbridge.api.creation import NAMED_TYPES, dtype_of, extents_of
 from dlbridge.errors import ExchangeError
 from dlbridge.extending import (
@@ -324,7 +325,7 @@ def _address_of(data: Any) -> tuple[int, int | None, _Element | None]:
     elif isinstance(data, ctypes.Array):
         return ctypes.addressof(data), ctypes.sizeof(data), _element_of(type(data))
     cls = type(data)
-    is_array = any(hasattr(cls, name) for name in _OF_ARRAYS)
+    is_array = any(hasattr(cls, name) for name in OF_ARRAYS)
     if cls is not bool and hasattr(cls, "__index__") and not is_array:
         return index(data), None, None
     raise TypeError(f"from_blob takes an address, and {origin_of(data)} is none: {_instead(data)}")
@@ -384,8 +385,6 @@ def _check_dtype(kind: DType, name: str, bits: int, is_float: bool) -> None:
 _FLOAT = 2  # kDLFloat
 _COMPLEX = 5  # kDLComplex
 
-_OF_ARRAYS = ("__dlpack__", "__array__", "__array_interface__", "__cuda_array_interface__")
-
 
 def _instead(data: Any) -> str:
     cls = type(data)
@@ -393,7 +392,7 @@ def _instead(data: Any) -> str:
         return "pass int(x) if the number is the address"
     if hasattr(cls, "__dlpack__"):
         return "dlbridge.from_dlpack(x) takes the array itself, and keeps it"
-    if any(hasattr(data, name) for name in _OF_ARRAYS):
+    if any(hasattr(data, name) for name in OF_ARRAYS):
         return "dlbridge.asarray(x) takes the array itself, and keeps it"
     if hasattr(data, "int_ptr"):  # of pyopencl
         return "pass x.int_ptr, and keep the memory with owner=x"
@@ -501,10 +500,8 @@ def _check_owner(
         low, high = byte_reach(kind, extents, steps)
     if begin <= first + low <= first + high <= begin + nbytes:
         return
-    keeper = getattr(owner, "base", None)
-    if keeper is None:
-        keeper = memoryview(owner).obj
-    if keeper is not owner:
+    keeper = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+    if keeper is not None:
         _check_owner(keeper, first, kind, extents, steps)
     elif getattr(owner, "_b_needsfree_", True):  # else ctypes describes what something else has
         layout = f"shape {extents}" if steps is None else f"shape {extents} and strides {steps}"

@@ -168,7 +168,7 @@ CASES = {
         ),
         "a picture": (
             lambda: bridge.to_device("photo.png", "cpu"),
-            r"for a picture, write dlbridge\.asarray\(PIL\.Image\.open\('photo\.png'\)\)",
+            r"for a picture, dlbridge\.asarray\(PIL\.Image\.open\('photo\.png'\)\)",
         ),
         "the path of a picture": (
             lambda: bridge.asarray(pathlib.Path("a.jpg")),

@@ -768,6 +768,7 @@ def test_strides_inside_the_owner_or_beside_it():
 
 OWNERS = {
     "an array of numpy": lambda: np.arange(6.0),
+    "an array of dates, whose buffer has no format": lambda: np.zeros(6, "M8[s]"),
     "a view": lambda: np.arange(6.0)[1:].reshape(1, 5)[:, :2],
     "bytes": lambda: bytes(range(48)),
     "a bytearray": lambda: bytearray(48),
