@@ -131,6 +131,8 @@ _PUBLIC = {
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 
 __all__ = sorted([*_MODULES, "__version__", "ffi"])  # noqa: PLE0605 - a list, from the one above
+_UNLISTED = {"unpickle": "processes.pickles"}
+"""What the pickle of a Tensor names."""
 
 
 if not TYPE_CHECKING:  # to a type checker it would say that there is every name
@@ -139,7 +141,8 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
         """Load a public name from its module at its first use."""
         if name == "ffi":
             return importlib.import_module(".ffi", __name__)
-        if name not in _MODULES:
+        module = _MODULES.get(name) or _UNLISTED.get(name)
+        if module is None:
             import sys
 
             from ._absent_names import PACKAGE_NAMES
@@ -151,7 +154,7 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
                 known = f"it is of a Tensor: dlbridge.asarray(x).{name}"
             hint = f"; {known}" if known else did_you_mean(name, __all__)
             raise AttributeError(f"module 'dlbridge' has no attribute {name!r}{hint}")
-        value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+        value = getattr(importlib.import_module(f".{module}", __name__), name)
         globals()[name] = value
         return value
 

@@ -168,10 +168,14 @@ def _old(name: object) -> str:
     )
 
 
+@public_in("dlbridge")
 def unpickle(
     raw: Any, dtype: str, shape: tuple[int, ...], device: str, flags: int, owned: bool = False
 ) -> Tensor:
-    """The tensor of a pickle; *owned* says that *raw* is bytes that only this tensor has."""
+    """The tensor of a pickle; *owned* says that *raw* is bytes that only this tensor has.
+
+    Of a method, pickles of protocol 2 would name ``getattr``, which `torch.load` asks to allow.
+    """
     # numpy takes over such bytes as well, from the same length on; shorter ones may be shared.
     if owned and len(raw) <= SHARED_BYTES:
         raw = bytearray(raw)

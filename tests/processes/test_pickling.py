@@ -258,9 +258,7 @@ def test_torch_loads_them_when_one_function_is_allowed(tmp_path):
     """`torch.load` names what it must be allowed: a function of ours, and none of Python's."""
     torch = peer("torch")
     torch.save({"a": bridge.asarray([1, 2, 3], dtype="int8")}, tmp_path / "a.pt")
-    with pytest.raises(
-        pickle.UnpicklingError, match=r"GLOBAL dlbridge\.processes\.pickles\.unpickle "
-    ):
+    with pytest.raises(pickle.UnpicklingError, match=r"GLOBAL dlbridge\.unpickle "):
         torch.load(tmp_path / "a.pt")
     with torch.serialization.safe_globals([unpickle]):
         assert torch.load(tmp_path / "a.pt")["a"].tolist() == [1, 2, 3]
