@@ -413,6 +413,10 @@ class BackendCase:
     """Whether a stream that `make_stream` makes ends with its last reference. False where the
     library keeps its streams until the process ends, as torch does."""
 
+    waits_alone = True
+    """Whether a thread that waits does nothing else. False where the driver lets it take part in
+    the work of other streams."""
+
     stream_nbytes = 0
     """Bytes that the driver itself keeps of each stream that was used and has ended."""
 

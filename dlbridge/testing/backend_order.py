@@ -584,6 +584,30 @@ class OrderTests(BackendCase):
         mine.synchronize()  # with nothing left to do
         del work
 
+    def test_a_thread_that_waits_holds_up_no_other(self, device: DeviceUnderTest) -> None:
+        """While one thread waits for a stream, another one waits for a stream without work."""
+        if not self.waits_alone:
+            pytest.skip("a thread that waits works for other streams (waits_alone)")
+        waited, idle = self.two_streams(device)
+        for _ in range(5):  # a busy machine may take longer than the work
+            failures: list[BaseException] = []
+            idle.synchronize()
+            work = self.long_work(waited)
+            given = failures, waited.synchronize
+            thread = threading.Thread(target=catch, args=given, daemon=True)
+            thread.start()
+            time.sleep(0.02)  # no verdict: until it waits
+            idle.synchronize()
+            asked = device.backend, device.device_id, waited.stream
+            done = [self.is_done(*asked, each) for each in work]
+            thread.join(self.patience)
+            assert not failures, failures
+            if None in done:
+                pytest.skip(f"{self.name}: nothing says whether work is done (slow_work, is_done)")
+            if not all(done):
+                return
+        pytest.fail("synchronize of a stream without work waits for the work of another thread")
+
     def test_the_source_may_change_after_synchronize(self, device: DeviceUnderTest) -> None:
         """Until then it may be read, and not any more."""
         first, _ = self.streams(device)

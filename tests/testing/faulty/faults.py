@@ -1441,6 +1441,19 @@ class LockedEndsOfOpenedMemory(LateExporting):
             super().end_opened(opened)
 
 
+@found_by("test_a_thread_that_waits_holds_up_no_other")
+class OneThreadWaits(Late):
+    """Threads that wait for streams do so one after another."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.RLock()
+
+    def synchronize(self, device_id, stream):
+        with self.lock:
+            super().synchronize(device_id, stream)
+
+
 @found_by("test_each_member_beside_other_threads")
 class CountsWhileOthersAllocate(Sound):
     """What is alive is counted in a table that other threads change meanwhile."""
