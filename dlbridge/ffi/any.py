@@ -5,7 +5,8 @@ the high ones) and a *payload* (the eight bytes of the union, as a signed
 integer). `pack` gives both for a Python value; `unpack` takes ownership of what
 C returned.
 
-Which classes there are, `conversions` knows: this module asks for its tables by `_methods`.
+`VALUES` has the classes of plain values. `conversions` joins them with all others: this module
+asks for its tables by `_methods`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Devices: DLDevice as a value that also knows the name of its backend.
+"""Devices: DLDevice as a value that also knows the name of its backend; what text names one.
 
 Several backends may share a device type (kDLExtDev is everybody's), so the
 name is part of a `Device`. Strings, tuples and the device objects of torch, jax
