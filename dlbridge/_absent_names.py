@@ -42,8 +42,8 @@ PACKAGE_NAMES = _by_name(
         _MOVE: "to move move_to transfer device_put",
         "dlbridge.asarray(x).tolist() gives lists": "to_list",
         f"{_MOVE}, {_TORCH} gives an array of another library, and "
-        "dlbridge.astype(dlbridge.to_device(x, 'cpu'), dtype) another dtype": "convert",
-        "dlbridge.astype(dlbridge.to_device(x, 'cpu'), dtype) converts the elements": "cast",
+        "dlbridge.astype(x, dtype) another dtype": "convert",
+        "dlbridge.astype(x, dtype) converts the elements": "cast",
         f"{_COPY}; dlbridge.copy_(target, source) copies into memory that there is": "copy",
         _COPY: "clone",
         "dlbridge.use_stream(device, stream) takes the stream of any library": "stream Stream "
@@ -119,9 +119,9 @@ TENSOR_NAMES = _by_name(
         "write t.to_device('cpu')": "cpu host",
         "write t.to_device('cuda:0')": "cuda",
         "write t.to_device(device), dlbridge.to_device(t, 'cpu', like='torch') for an array of "
-        "another library, and dlbridge.astype(dlbridge.to_device(t, 'cpu'), dtype) for another "
+        "another library, and dlbridge.astype(t, dtype) for another "
         "dtype": "to",
-        "write t.numpy(copy=None), which copies from devices that the host does not "
+        "write t.numpy(), which copies from devices that the host does not "
         "read": "to_numpy as_numpy get asnumpy values array get_array",
         "write dlbridge.to_device(t, 'cpu', like='torch'), or name another device that torch "
         "has": "torch to_torch",
@@ -132,7 +132,7 @@ TENSOR_NAMES = _by_name(
         "requires_grad requires_grad_ backward",
         "write t[index]": "iloc loc select narrow split chunk unbind",
         "dlbridge.copy_(t[index], dlbridge.full_like(t[index], value)) writes a part": "at",
-        "dlbridge.astype(dlbridge.to_device(t, 'cpu'), dtype) converts the elements": "astype type "
+        "dlbridge.astype(t, dtype) converts the elements": "astype type "
         "cast half float double bfloat16 int long",
         "dlbridge.to_device(t, t.device, copy=True) makes a copy": "copy clone",
         "dlbridge.copy_(t, source) copies into it": "copy_ set",
@@ -148,7 +148,7 @@ TENSOR_NAMES = _by_name(
         "write t.tobytes()": "tostring",
         "write t.readonly": "writeable is_readonly",
         "t.device says where it is": "is_cpu is_cuda get_device devices sharding",
-        "t.numpy(copy=None).real and .imag are the parts of complex numbers": "real imag conj",
+        "t.numpy().real and .imag are the parts of complex numbers": "real imag conj",
         "a Tensor does not compute; torch's does: dlbridge.to_device(t, 'cpu', "
         "like='torch')": "add add_ sub sub_ mul mul_ div div_ matmul mm dot exp log sqrt abs pow "
         "norm clamp clip sort nonzero flip repeat expand",

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
         cuda_array_interface as cuda_array_interface,
     )
     from .interop.arrow import arrow_exporter as arrow_exporter
-    from .printing import html_of as html_of, text_of as text_of
+    from .printing import (
+        host_elements as host_elements,
+        html_of as html_of,
+        text_of as text_of,
+    )
     from .processes.descriptors import to_fd as to_fd
     from .processes.pickles import (
         pickled as pickled,
@@ -48,7 +52,7 @@ _FUNCTIONS = {
     "core.moves.host_views": "host_view",
     "core.moves.plans": "array_copy",
     "core.plugins.lookup": "identity_of same_device",
-    "printing": "html_of text_of",
+    "printing": "host_elements html_of text_of",
     "processes.descriptors": "to_fd",
     "processes.pickles": "pickled tobytes unpickle",
     "processes.shared_tensors": "empty_shared",

@@ -21,6 +21,7 @@ from dlbridge import (
     asarray,
     dtype as as_dtype,
     pack_bits,
+    to_device,
     unpack_bits,
 )
 from dlbridge.errors import ExchangeError
@@ -72,7 +73,8 @@ def astype(x: ArrayLike, dtype: DTypeLike, saturate: bool = False) -> Tensor:
     Parameters
     ----------
     x : ArrayLike
-        Everything that `asarray` takes, in memory that the host can read.
+        Everything that `asarray` takes. The elements of a device are brought to the host, which
+        converts them.
     dtype : DTypeLike
         The new type, one that numpy or ml_dtypes has, with as many lanes as that of
         *x*. Elements below a byte are packed, as DLPack packs them.
@@ -89,8 +91,8 @@ def astype(x: ArrayLike, dtype: DTypeLike, saturate: bool = False) -> Tensor:
     Raises
     ------
     ExchangeError
-        If *x* is on a device that the host does not read, if numpy and ml_dtypes do
-        not have both types, or if the lanes differ. It is also a BufferError.
+        If numpy and ml_dtypes do not have both types, or if the lanes differ. It is also a
+        BufferError.
     TypeError
         If *x* is not accepted by `asarray`, or *dtype* is not a dtype.
     DeviceMemoryError
@@ -125,12 +127,7 @@ def astype(x: ArrayLike, dtype: DTypeLike, saturate: bool = False) -> Tensor:
     check_dtype(target)
     source = tensor.dtype
     if not tensor.device.is_host:
-        raise ExchangeError(
-            f"astype converts in memory that the host can read, and the tensor is on "
-            f"{tensor.device}: copy it there, dlbridge.astype(dlbridge.to_device(t, 'cpu'), "
-            f"{target.name!r}), "
-            "or convert it on the device, with a library that has kernels for it"
-        )
+        tensor = to_device(tensor, CPU)
     lane, new_lane = _lanes(tensor, target)
     if _is_complex(lane) and not _is_complex(new_lane) and new_lane.name != "bool":
         text = f"astype drops the imaginary parts: {source} to {target}"

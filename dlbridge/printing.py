@@ -77,7 +77,7 @@ def _elements(tensor: Tensor) -> str:
             "unpacked for that; print a part, t.reshape(-1)[:1000]"
         )
     if packed or tensor.size <= options["threshold"]:
-        return str(_host_elements(tensor))
+        return str(host_elements(tensor))
     edge = options["edgeitems"]
     # numpy shows the last element also where edgeitems is 0
     return np.array2string(_summary(tensor, max(edge, 1)), threshold=0, edgeitems=edge)
@@ -101,7 +101,7 @@ def _summary(tensor: Tensor, edge: int) -> Array:
     shape = [axis[-1][1][1] for axis in parts]
     shown: Array | None = None
     for corner in product(*parts):
-        values = _host_elements(tensor[tuple([slice(*taken) for taken, _ in corner])])
+        values = host_elements(tensor[tuple([slice(*taken) for taken, _ in corner])])
         if shown is None:
             tail = values.shape[tensor.ndim :]  # the lanes
             shown = np.zeros((*shape, *tail), values.dtype)
@@ -110,7 +110,7 @@ def _summary(tensor: Tensor, edge: int) -> Array:
     return shown
 
 
-def _host_elements(tensor: Tensor) -> Array:
+def host_elements(tensor: Tensor) -> Array:
     """The elements as an array of numpy; the lanes of vectors as one more dimension."""
     host = to_device(tensor, CPU)
     if not host.is_contiguous():

@@ -19,7 +19,7 @@ from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.dtypes import DType, check_dtype, dtype as as_dtype, is_name
 from dlbridge.core.values.subbyte import pack_bits
 from dlbridge.core.values.text import with_article
-from dlbridge.errors import Error, ExchangeError
+from dlbridge.errors import Error
 
 from .lists import array_of
 from .moving import asarray
@@ -132,12 +132,13 @@ def zeros(
     device: DeviceLike = "cpu",
     *,
     alignment: int = MIN_ALIGNMENT,
+    shared: bool = False,
 ) -> Tensor:
     """Return a new compact tensor of zeros.
 
     Parameters
     ----------
-    shape, dtype, device, alignment
+    shape, dtype, device, alignment, shared
         As in `empty`.
 
     Returns
@@ -157,7 +158,7 @@ def zeros(
     >>> bridge.zeros(3).tolist()
     [0.0, 0.0, 0.0]
     """
-    tensor = empty(shape, dtype, device, alignment=alignment)
+    tensor = empty(shape, dtype, device, alignment=alignment, shared=shared)
     fill(tensor, b"\0")
     return tensor
 
@@ -169,12 +170,13 @@ def ones(
     device: DeviceLike = "cpu",
     *,
     alignment: int = MIN_ALIGNMENT,
+    shared: bool = False,
 ) -> Tensor:
     """Return a new compact tensor of ones.
 
     Parameters
     ----------
-    shape, dtype, device, alignment
+    shape, dtype, device, alignment, shared
         As in `empty`.
 
     Returns
@@ -192,7 +194,8 @@ def ones(
     >>> bridge.ones((2, 2), "int8").tolist()
     [[1, 1], [1, 1]]
     """
-    return full(shape, 1, dtype_of(dtype), device, alignment=alignment)  # None is no dtype here
+    # None is no dtype here.
+    return full(shape, 1, dtype_of(dtype), device, alignment=alignment, shared=shared)
 
 
 @public
@@ -203,12 +206,13 @@ def full(
     device: DeviceLike = "cpu",
     *,
     alignment: int = MIN_ALIGNMENT,
+    shared: bool = False,
 ) -> Tensor:
     """Return a new compact tensor, each element of which is *fill_value*.
 
     Parameters
     ----------
-    shape, device, alignment
+    shape, device, alignment, shared
         As in `empty`.
     fill_value : bool, int, float or complex
         The number. Each lane of a vector type gets it.
@@ -242,7 +246,7 @@ def full(
     kind = dtype_of(_usual_dtype(fill_value) if dtype is None else dtype)
     # Before the memory: a number that the type does not have allocates nothing.
     pattern = pattern_of(fill_value, kind)
-    tensor = empty(shape, kind, device, alignment=alignment)
+    tensor = empty(shape, kind, device, alignment=alignment, shared=shared)
     fill(tensor, pattern)
     return tensor
 
@@ -504,14 +508,7 @@ def _scalar(value: Any) -> Any:
     """The Python number of a scalar of numpy, for example."""
     number = value
     if hasattr(value, "item") and not getattr(value, "shape", ()):
-        try:
-            number = value.item()
-        except ExchangeError as exc:
-            raise ExchangeError(
-                f"fill_value is {with_article(type(value).__name__)} of {value.dtype}, whose "
-                "item() is refused; pass a Python number, such as "
-                "dlbridge.astype(dlbridge.to_device(fill_value, 'cpu'), 'float32').item()"
-            ) from exc
+        number = value.item()
     if not isinstance(number, (bool, int, float, complex)):
         raise TypeError(
             f"fill_value is {with_article(type(value).__name__)}, not a number; give a bool, int, "

@@ -190,7 +190,7 @@ def _check_type(library: Library, tensor: Tensor) -> None:
     if library.types is None or dtype.name in library.types:
         return
     lane = DType.of(dtype.code, dtype.bits, 1)
-    numbers = "dlbridge.astype(dlbridge.to_device(t, 'cpu'), 'float32') gives the numbers, and "
+    numbers = "dlbridge.astype(t, 'float32') gives the numbers, and "
     if f"{dtype}x2" in library.types:
         way = f"t.view('{dtype}x2') is its type, which has two of them in an element"
     elif lane.name in library.types:

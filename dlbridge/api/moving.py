@@ -273,7 +273,7 @@ def asarray(
     if wanted is not None and tensor.dtype is not wanted:
         raise ExchangeError(
             f"{origin_of(x)} holds {tensor.dtype}, and asarray converts no elements: "
-            f"dlbridge.astype(dlbridge.to_device(x, 'cpu'), {wanted.name!r}) does, in new memory; "
+            f"dlbridge.astype(x, {wanted.name!r}) does, in new memory; "
             f"dlbridge.asarray(x).view({wanted.name!r}) reads the memory as {wanted}{used_up(x)}"
         )
     if target is None and (copy is None or copy is False):

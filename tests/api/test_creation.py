@@ -61,6 +61,9 @@ def test_packed_elements(device, dtype, value, code, size):
     made = bridge.full(size, value, dtype, device)
     assert not made.is_padded
     assert bridge.unpack_bits(made.tobytes(), made.dtype, size).tolist() == [code] * size
+    assert made.tolist() == [value] * size
+    one = made[:1].reshape(())
+    assert (one.item(), bridge.full(size, one, device=device).tolist()) == (value, [value] * size)
 
 
 def test_each_lane_is_filled(device):

@@ -530,7 +530,7 @@ CASES = {
             r"dlbridge\.copy_\(t\[index\], dlbridge\.full_like\(t\[index\], value\)\)",
         ),
         "the queue of an array of pyopencl": (lambda: bridge.ones(3).queue, r"t\.to_native\(\)"),
-        "the real part": (lambda: bridge.ones(3).real, r"t\.numpy\(copy=None\)\.real"),
+        "the real part": (lambda: bridge.ones(3).real, r"t\.numpy\(\)\.real"),
         "torch's arithmetic in place": (
             lambda: bridge.ones(3).add_(1),
             r"does not compute; torch's does: .*like='torch'\)$",
@@ -590,7 +590,7 @@ CASES = {
         ),
         "another dtype by torch's name": (
             lambda: bridge.ones(3).to("float16"),
-            r"dlbridge\.astype\(dlbridge\.to_device\(t, 'cpu'\), dtype\) for another dtype",
+            r"dlbridge\.astype\(t, dtype\) for another dtype",
         ),
         "torch's gradient": (
             lambda: bridge.ones(3).requires_grad_(),
@@ -598,7 +598,7 @@ CASES = {
         ),
         "the values of a column": (
             lambda: bridge.ones(3).values,
-            r"write t\.numpy\(copy=None\)",
+            r"write t\.numpy\(\)",
         ),
         "numpy's attributes of an array": (
             lambda: bridge.ones(3).flags,
@@ -647,16 +647,12 @@ CASES = {
             r"the host cannot map it .*; copy=None copies it, copy=False forbids it$",
         ),
         "numpy() of memory that must be copied": (
-            lambda: on("ext_dev:0").numpy(),
+            lambda: on("ext_dev:0").numpy(copy=False),
             r"the tensor is on ext_dev:0, .*to_device\(t, 'cpu'\) copies its 12 bytes",
         ),
         "torch of a device's tensor": (
             lambda: (peer("torch"), bridge.to_device(on("opencl:0"), "opencl:0", like="torch")),
             r"torch has no arrays on opencl:0; dlbridge\.to_device\(t, 'cpu', like='torch'\)",
-        ),
-        "a tensor that has no item, as the number": (
-            lambda: (peer("ml_dtypes"), bridge.full(3, bridge.ones((), "int4"))),
-            r"^fill_value is a Tensor of int4.*number.*astype\(dlbridge\.to_device\(fill_value, 'cpu'\), 'float32'\)\.item\(\)",
         ),
         "numbers as a type that numpy does not have": (
             lambda: bridge.asarray([1, 2, 3, 4], dtype="float4_e2m1fn_x2"),
@@ -936,7 +932,7 @@ def test_numpy_of_memory_that_can_be_shared():
         copied = bridge.plan(tensor, "cpu").nbytes
         way = "copies its 12 bytes" if copied else "gives its memory to the host without a copy"
         with pytest.raises(bridge.ExchangeError, match=way):
-            tensor.numpy()
+            tensor.numpy(copy=False)
 
 
 def test_memory_that_is_not_aligned_names_the_way_to_memory_that_is():

@@ -103,7 +103,7 @@ INCOMING = {
         "a packed tensor, to numpy": (
             "bridge.full(4, 1, 'uint4').numpy()",
             [
-                "dlbridge.astype(dlbridge.to_device(t, 'cpu'), 'float32')",
+                "dlbridge.astype(t, 'float32')",
                 "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size)",
             ],
         ),
@@ -479,7 +479,7 @@ TO_LIBRARY = {
     "torch, packed": (
         "torch",
         bridge.full(4, 1, "uint4"),
-        ["dlbridge.astype(dlbridge.to_device(t, 'cpu'), 'float32')"],
+        ["dlbridge.astype(t, 'float32')"],
     ),
     "PIL, colours of floats": (
         "PIL",

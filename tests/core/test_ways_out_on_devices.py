@@ -203,7 +203,6 @@ SHARED = ("cpu", "opencl:0", "vulkan:0")
 PACKED = "dlbridge.to_device(dlbridge.asarray(b'\x21\x43').view('uint4'), place, copy=True)"
 COPY_OF_ANOTHER_TYPE = "dlbridge.copy_(dlbridge.zeros((2, 3), 'float16', place), source)"
 OWN = {
-    "numpy": Row("t.numpy()", ("cpu",), 2),
     "numpy without a copy": Row("t.numpy(copy=False)", ("cpu",), 2),
     "numpy on the device": Row("dlbridge.to_device(t, place, like='numpy')", ("cpu",)),
     "jax on the device": Row("dlbridge.to_device(t, place, like='jax')", ("cpu",)),
@@ -232,7 +231,6 @@ OWN = {
     "a copy of a number": Row("dlbridge.copy_(t, 2)"),
     "a copy into a list": Row("dlbridge.copy_([1, 2], t)"),
     "a copy into what is read-only": Row("dlbridge.copy_(frozen, source)", ways=2),
-    "astype": Row("dlbridge.astype(t, 'float16')", ("cpu",)),
     "packed, numpy": Row("t.numpy()", ways=2, t=PACKED),
     "packed, numpy as the library": Row(
         "dlbridge.to_device(t, 'cpu', like='numpy')", ways=2, t=PACKED
@@ -385,7 +383,6 @@ OWN = {
     "MPI, packed elements": Row(
         "t.__dlpack__(max_version=(1, 0), copy=False)", t=PACKED, ways=4, only=("cpu",)
     ),
-    "a number of a packed type": Row("dlbridge.full(3, t)", t=f"{PACKED}[:1].reshape(())"),
 }
 
 

@@ -385,8 +385,7 @@ def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
             raise
         if is_name(name):
             raise ModuleNotFoundError(
-                f"like={name!r}: that is a dtype; dlbridge.astype(dlbridge.to_device(x, 'cpu'), "
-                f"{name!r}) converts the elements",
+                f"like={name!r}: that is a dtype; dlbridge.astype(x, {name!r}) converts to it",
                 name=name,
             ) from exc
         hint = did_you_mean(name.partition(".")[0], known_libraries())

@@ -137,7 +137,7 @@ class ArrayTensor(NumpyTensor):
     def _dtype(self) -> DType:  # type: ignore[override]  # a slot in Tensor
         return NATIVE_DTYPES[self._array.dtype]
 
-    def numpy(self, copy: bool | None = False, force: bool = False) -> Array:
+    def numpy(self, copy: bool | None = None, force: bool = False) -> Array:
         """Return a numpy view, or a copy if *copy* is true."""
         if copy:
             array = self._array

@@ -405,8 +405,8 @@ def numpy_type(tensor: TensorMetadata) -> np.dtype[Any]:
     if dtype.is_subbyte and not tensor.is_padded:
         raise ExchangeError(
             f"{dtype} elements are packed, numpy has no such type; "
-            "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) gives their raw codes, "
-            "dlbridge.astype(dlbridge.to_device(t, 'cpu'), 'float32') their numbers"
+            "dlbridge.astype(t, 'float32') and t.tolist() give their numbers, "
+            "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) their raw codes"
         )
     return dtype.numpy
 

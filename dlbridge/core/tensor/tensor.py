@@ -278,8 +278,8 @@ class Tensor(TensorMetadata):
             if rest:
                 raise ExchangeError(
                     f"a view of packed {self._dtype} must start at a whole byte, not {rest} bits "
-                    "into one; whole bytes for each element: dlbridge.astype(dlbridge.to_device(t, "
-                    f"'cpu'), {_whole_of(self._dtype)!r})"
+                    "into one; whole bytes for each element: dlbridge.astype(t, "
+                    f"{_whole_of(self._dtype)!r})"
                 )
         return methods.build(
             array, self._memory, dtype or self._dtype, self._byte_offset + moved, self._flags
@@ -287,17 +287,17 @@ class Tensor(TensorMetadata):
 
     # Out: numpy, Python, pickle -------------------------------------------
 
-    def numpy(self, copy: bool | None = False, force: bool = False) -> Array:
-        """Return a numpy array of the elements: by default a view of the same memory.
+    def numpy(self, copy: bool | None = None, force: bool = False) -> Array:
+        """Return a numpy array of the elements: a view of the same memory where the host has it.
 
         Parameters
         ----------
         copy : bool, optional
-            False: a view, or an error for memory of a device. None: a view of host memory, and
-            a copy of a device's, which is read-only, as a write to it would not reach the
-            tensor. True: always a copy.
+            None: a view of host memory, and a copy of a device's, which is read-only, as a write
+            to it would not reach the tensor. False: a view, or an error for memory of a device.
+            True: always a copy.
         force : bool
-            As torch's: ``t.numpy(force=True)`` is ``t.numpy(copy=None)``.
+            As torch's: ``t.numpy(force=True)`` is ``t.numpy()``.
 
         Returns
         -------
@@ -320,7 +320,7 @@ class Tensor(TensorMetadata):
             if copy is False and not force:
                 raise ExchangeError(
                     f"the tensor is on {self.device}, and numpy has no views of that; "
-                    f"t.numpy(copy=None) copies it, and {methods.way_to_host(self)}"
+                    f"t.numpy() copies it, and {methods.way_to_host(self)}"
                 )
             on_host = self.to_device("cpu", copy=True).numpy()
             on_host.flags.writeable = copy is True
@@ -355,17 +355,18 @@ class Tensor(TensorMetadata):
         Raises
         ------
         ExchangeError
-            For packed sub-byte elements, which numpy does not have; the message
-            names the way to their codes.
+            For elements that numpy and ml_dtypes do not have, with the way to their bytes.
 
         Examples
         --------
         >>> bridge.asarray([[1, 2], [3, 4]]).tolist()
         [[1, 2], [3, 4]]
+        >>> bridge.astype([1, -2, 3], "int4").tolist()
+        [1, -2, 3]
         """
-        if self.device.is_host:
-            return self.numpy().tolist()
-        return self.to_device("cpu").tolist()
+        if self.dtype.is_subbyte:
+            return methods.host_elements(self).tolist()
+        return (self if self.device.is_host else self.to_device("cpu")).numpy().tolist()
 
     def tobytes(self) -> bytes:
         r"""Return the elements as bytes, row-major and packed; copied from the device if needed.
