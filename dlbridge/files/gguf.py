@@ -1,4 +1,4 @@
-"""GGUF, versions 2 and 3: where its tensors lie. The metadata is passed over.
+"""GGUF, versions 2 and 3: where its tensors lie, and its metadata.
 
 Source: the format's specification in ggml (``docs/gguf.md``), and the sizes of its types.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dlbridge import dtype as as_dtype
 from dlbridge.errors import FileError
@@ -60,9 +62,25 @@ _QUANTIZED = {
 }
 """Name, elements of a block, and bytes of a block, by the number of the type."""
 
-# The types of metadata: the bytes of a number, by the number of its type.
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_NUMBERS = {
+    0: "u1",
+    1: "i1",
+    2: "u2",
+    3: "i2",
+    4: "u4",
+    5: "i4",
+    6: "f4",
+    7: "?",
+    10: "u8",
+    11: "i8",
+    12: "f8",
+}
+"""The types of metadata: numpy's names, by the number of the type."""
+
 _UINT32, _STRING, _ARRAY = 4, 8, 9
+
+# Names: the specification's limits are 64 and 65,535 bytes.
+_LONGEST_NAME = 1 << 16
 
 
 class _Cursor:
@@ -84,6 +102,8 @@ class _Cursor:
 
     def take(self, nbytes: int) -> bytes:
         """The next *nbytes* bytes."""
+        if nbytes > _LONGEST_NAME:  # a damaged number takes no memory
+            self._stream.seek(self.skip(nbytes) - nbytes)
         taken = self._stream.read(nbytes)
         if len(taken) < nbytes:
             self.skip(nbytes - len(taken))
@@ -95,27 +115,29 @@ class _Cursor:
     def u64(self) -> int:
         return int.from_bytes(self.take(8), "little")
 
-    def text(self) -> str:
+    def name(self) -> str:
         length = self.u64()
-        if length > 1 << 16:  # names: the specification's limits are 64 and 65,535 bytes
+        if length > _LONGEST_NAME:
             raise FileError(f"{self.source.path}: a name of {length} bytes: {DAMAGED}")
+        return self.text(length)
+
+    def text(self, length: int) -> str:
         return self.take(length).decode("utf-8", "surrogateescape")
 
 
-def read_gguf(source: Source, *, raw: bool) -> list[Entry]:
-    """The tensors of a file; with *raw* quantised ones as their bytes."""
+def read_gguf(source: Source, *, raw: bool) -> tuple[list[Entry], dict[str, Any]]:
+    """The tensors of a file, with *raw* quantised ones as their bytes; and its metadata."""
     cursor = _Cursor(source)
     if cursor.take(len(MAGIC)) != MAGIC:
         raise FileError(f"{source.path}: it does not begin as a GGUF file does: {DAMAGED}")
     _check_version(source.path, cursor.u32())
     tensors, pairs = cursor.u64(), cursor.u64()
-    alignment = 32
+    alignment, metadata = 32, dict[str, Any]()
     for _ in range(pairs):
-        key, kind = cursor.text(), cursor.u32()
+        key, kind = cursor.name(), cursor.u32()
+        metadata[key] = _value(cursor, kind)
         if key == "general.alignment" and kind == _UINT32:
-            alignment = cursor.u32()
-        else:
-            _skip_value(cursor, kind)
+            alignment = metadata[key]
     if alignment < 1 or alignment & (alignment - 1):
         raise FileError(f"{source.path}: alignment {alignment} is no power of two: {DAMAGED}")
     entries = [_entry(cursor, raw=raw) for _ in range(tensors)]
@@ -129,7 +151,7 @@ def read_gguf(source: Source, *, raw: bool) -> list[Entry]:
         check_bounds(where, entry.offset, entry.nbytes, source.size)
     spans = [(f"the tensor {it.name!r}", it.offset, it.offset + it.nbytes) for it in entries]
     check_overlaps(source.path, spans)
-    return entries
+    return entries, metadata
 
 
 def _check_version(path: str, version: int) -> None:
@@ -139,26 +161,27 @@ def _check_version(path: str, version: int) -> None:
         raise FileError(f"{path}: GGUF version {version}; dlbridge reads 2 and 3: convert it")
 
 
-def _skip_value(cursor: _Cursor, kind: int) -> None:
-    """Pass a value of the metadata."""
-    if kind == _ARRAY:
+def _value(cursor: _Cursor, kind: int) -> Any:
+    """The next value of the metadata: a bool, an int, a float, a text, or a list of one of them."""
+    path, count = cursor.source.path, 1
+    if is_array := kind == _ARRAY:
         kind, count = cursor.u32(), cursor.u64()
         if kind == _ARRAY:
-            raise FileError(f"{cursor.source.path}: an array of arrays in the metadata: {DAMAGED}")
-    else:
-        count = 1
-    if kind in _SIZES:
-        cursor.skip(count * _SIZES[kind])
+            raise FileError(f"{path}: an array of arrays in the metadata: {DAMAGED}")
+    values: list[Any]
+    if kind in _NUMBERS:
+        number = np.dtype(_NUMBERS[kind])
+        values = np.frombuffer(cursor.take(count * number.itemsize), number).tolist()
     elif kind == _STRING:
-        for _ in range(count):
-            cursor.skip(cursor.u64())
+        values = [cursor.text(cursor.u64()) for _ in range(count)]
     else:
-        raise FileError(f"{cursor.source.path}: metadata of the unknown type {kind}: {DAMAGED}")
+        raise FileError(f"{path}: metadata of the unknown type {kind}: {DAMAGED}")
+    return values if is_array else values[0]
 
 
 def _entry(cursor: _Cursor, *, raw: bool) -> Entry:
     """The next tensor; its offset counts from the beginning of the data."""
-    name = cursor.text()
+    name = cursor.name()
     where = f"{cursor.source.path}: tensor {name!r}"
     dims = cursor.u32()
     if dims > MAX_DIMS:

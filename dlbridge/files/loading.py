@@ -88,7 +88,7 @@ class TensorFile(Mapping[str, _Array]):
         self,
         name: str,
         parts: list[tuple[Source, list[Entry]]],
-        metadata: dict[str, str],
+        metadata: dict[str, Any],
         device: Device,
         copy: bool | None,
         progress: ProgressLike,
@@ -176,8 +176,11 @@ class TensorFile(Mapping[str, _Array]):
         return self._device
 
     @property
-    def metadata(self) -> dict[str, str]:
-        """The texts that a safetensors file has beside its tensors; empty for other formats."""
+    def metadata(self) -> dict[str, Any]:
+        """What the file says beside its tensors: texts in safetensors; in GGUF also numbers, lists.
+
+        Empty for other formats.
+        """
         return dict(self._metadata)
 
     def describe(self, name: str) -> tuple[DType, tuple[int, ...]]:
@@ -480,7 +483,7 @@ def load(
         find_library(like)  # an error at once
     shards = shards_of(path)
     sources = [open_source(each) for each in ([path] if shards is None else shards.paths)]
-    parts, metadata = [], dict[str, str]()
+    parts, metadata = [], dict[str, Any]()
     for source in sources:
         kind = _format_of(source)
         if kind == "npy" and (names is not None or shards is not None):
@@ -537,7 +540,7 @@ _MAGICS = {npy.MAGIC: "npy", **dict.fromkeys(npy.ZIP_MAGICS, "npz"), gguf.MAGIC:
 
 def _read(
     source: Source, kind: str, dtype: DType | None, raw: bool
-) -> tuple[list[Entry], dict[str, str]]:
+) -> tuple[list[Entry], dict[str, Any]]:
     """The tensors of a file, and its metadata."""
     if kind == "npy":
         return [npy.read_npy(source, dtype)], {}
@@ -551,7 +554,7 @@ def _read(
     if kind == "gguf":
         if raw and dtype is not None:
             raise ValueError(f"{source.path}: raw=True gives bytes: leave dtype= out, or raw=")
-        return gguf.read_gguf(source, raw=raw), {}
+        return gguf.read_gguf(source, raw=raw)
     return safetensors.read_header(source)
 
 

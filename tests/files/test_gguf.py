@@ -22,6 +22,7 @@ def test_what_the_gguf_package_writes_is_read(tmp_path):
     writer.add_array("scores", [1.0, 2.0])
     writer.add_bool("flag", True)
     writer.add_float64("number", 1.5)
+    writer.add_array("numbers", [1, -2])
     for name, array in arrays.items():
         writer.add_tensor(name, array)
     bits = np.arange(32, dtype="uint16")
@@ -37,6 +38,15 @@ def test_what_the_gguf_package_writes_is_read(tmp_path):
 
     file = bridge.load(tmp_path / "a.gguf")
     assert list(file) == [*arrays, "b", "q"]
+    assert file.metadata == {
+        "general.architecture": "llama",
+        "tokenizer.ggml.tokens": ["<s>", "ä", ""] * 1000,
+        "scores": [1.0, 2.0],
+        "flag": True,
+        "number": 1.5,
+        "numbers": [1, -2],
+    }
+    assert file.metadata["flag"] is True
     for name, array in arrays.items():
         assert file[name].dtype == array.dtype
         assert file[name].tolist() == array.tolist()
@@ -115,6 +125,10 @@ LIES = {
     ),
     "a long array": (
         gguf_bytes([X], bytes(16), pairs=pair(9, struct.pack("<IQ", 4, 2**62)), count=1),
+        "its header ends",
+    ),
+    "a long text": (
+        gguf_bytes([X], bytes(16), pairs=pair(8, struct.pack("<Q", 2**62)), count=1),
         "its header ends",
     ),
     "a name that is no text": (gguf_bytes([X], bytes(16)).replace(b"x", b"\xff"), "not Unicode"),
