@@ -103,6 +103,17 @@ def test_dtypes(other, dtype):
     assert other(other_side.give_back, t[1:]).data_ptr() == t[1:].data_ptr()
 
 
+@pytest.mark.parametrize(
+    ("make", "value"),
+    [(bridge.zeros, 0), (bridge.ones, 1), (lambda *a, **how: bridge.full(a[0], 7, **how), 7)],
+    ids=["zeros", "ones", "full"],
+)
+def test_filled_memory_that_is_shared(other, make, value):
+    t = make((2, 3), shared=True)
+    assert t.numpy().tolist() == [[value] * 3] * 2
+    assert other(other_side.give_back, t).data_ptr() == t.data_ptr()
+
+
 @pytest.mark.parametrize("dtype", ["int4", "float6_e2m3fn"])
 def test_packed_elements(other, dtype):
     """Of less than a byte: a view begins at a whole one."""

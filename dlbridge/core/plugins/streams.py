@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from threading import get_ident
 from types import MappingProxyType, SimpleNamespace
@@ -359,18 +359,22 @@ def wait(device: Device, on: int, plugin: Plugin | None = None) -> StreamUse:
 
 
 @public
-def synchronize(device: DeviceLike) -> None:
-    """Block until the work on the current stream of *device* is done.
+def synchronize(device: DeviceLike, stream: StreamLike | None = None) -> None:
+    """Block until the work on a stream of *device* is done.
 
     Parameters
     ----------
     device : DeviceLike
         `dlbridge.device` says what is accepted.
+    stream : StreamLike, optional
+        As in `use_stream`; the current stream if None.
 
     Raises
     ------
     DeviceError
         If work on the stream has failed.
+    TypeError, ValueError
+        As in `use_stream`.
     BackendUnavailable
         If no backend here serves *device*.
 
@@ -379,7 +383,8 @@ def synchronize(device: DeviceLike) -> None:
     >>> bridge.synchronize("cpu")
     """
     where = check_device(device)
-    finish(plugin_of(where), where, current_stream(where))
+    with nullcontext() if stream is None else stream_block(where, stream):
+        finish(plugin_of(where), where, current_stream(where))
 
 
 def finish(plugin: Plugin, device: Device, stream: int) -> None:

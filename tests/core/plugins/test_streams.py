@@ -263,3 +263,15 @@ def test_the_stream_of_a_block_is_passed_after_a_loss_until_the_block_ends(monke
             tensor.tolist()
         assert asked == [stream.handle, stream.handle, 0]
         del tensor
+
+
+@pytest.mark.usefixtures("tensor")
+def test_a_stream_is_waited_for_by_its_handle(cuda):
+    dlbridge.synchronize("cuda:0", 0x77)
+    assert ("synchronize", 0x77) in waits(cuda)
+    cuda.log.clear()
+    with dlbridge.use_stream("cuda:0", 0xAAA):
+        dlbridge.synchronize("cuda:0")
+        assert ("synchronize", 0xAAA) in waits(cuda)
+    with pytest.raises(ValueError, match="no streams"):
+        dlbridge.synchronize("cpu", 3)
