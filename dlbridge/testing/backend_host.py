@@ -284,12 +284,13 @@ class HostTests(BackendCase):
         except Error as exc:
             pytest.skip(f"no import: {exc}")
 
+    @pytest.mark.parametrize("first_is", ["read-only", "writable"])
     def test_two_imports_of_one_address(
-        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap], first_is: str
     ) -> None:
-        """The second is refused, or lives on when the first has ended."""
+        """The second is refused, or may be written while the first is there, and lives on."""
         backend, (address, pages) = device.backend, host_pages
-        first, _ = self.imported(device, address)
+        first, _ = self.imported(device, address, first_is == "read-only")
         try:
             second = backend.import_host(device.device_id, address, PAGES, False, device.stream)
         except Error as exc:
@@ -297,9 +298,12 @@ class HostTests(BackendCase):
             return
         if backend.device_type not in ADDRESS_DEVICES:
             assert second.data != first, "two imports have one handle"
+        new = random_bytes(PAGES, seed=1)
+        device.write(second.data, second.offset, new)
+        assert are_same(bytes(pages), new), f"beside one that is {first_is} it is not written"
         device.free(first)
         device.synchronize()
-        assert device.holds(second.data, bytes(pages), second.offset)
+        assert device.holds(second.data, new, second.offset)
 
     def test_read_only_import_is_not_written(
         self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]

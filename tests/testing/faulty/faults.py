@@ -2545,6 +2545,13 @@ def one_handle_for_an_address(fake, real, device_id, address, nbytes, readonly, 
     return made
 
 
+@breaks("import_host", "test_two_imports_of_one_address", base=Shared)
+def first_import_says_the_right(fake, real, device_id, address, nbytes, readonly, stream):
+    """What is known of imported memory does not depend on whether it may be written."""
+    right = kept_by(fake, "rights").setdefault((device_id, address, nbytes), readonly)
+    return real(device_id, address, nbytes, right, stream)
+
+
 @breaks("import_host", "test_read_only_import_is_the_hosts_memory", base=Shared)
 def read_only_imports_are_copies(fake, real, device_id, address, nbytes, readonly, stream):
     """What is imported to be read only is copied once."""
