@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -728,16 +728,23 @@ class StreamTests(BackendCase, needs=SupportsStreams):
         )
 
     def test_current_stream_is_the_devices_own(self, devices: list[DeviceUnderTest]) -> None:
-        """A stream that is made current on one device is not the current one of another."""
+        """A stream that is made current on one device is not the current one of another.
+
+        Nor does it take that of another away, while both are current.
+        """
         backend = devices[0].backend
         if len(devices) < 2:
             pytest.skip("there is one device")
-        for device in devices:
-            _, block = self.current(backend, device.device_id)
-            others = [each.device_id for each in devices if each is not device]
-            before = [backend.current_stream(other) for other in others]
-            with block:
-                assert [backend.current_stream(other) for other in others] == before
+        ids = [device.device_id for device in devices]
+        now = [backend.current_stream(each) for each in ids]
+        before = now.copy()
+        with ExitStack() as blocks:
+            for index, device_id in enumerate(ids):
+                stream, block = self.current(backend, device_id)
+                blocks.enter_context(block)
+                now[index] = backend.normalize_stream(device_id, stream)
+                assert [backend.current_stream(each) for each in ids] == now
+        assert [backend.current_stream(each) for each in ids] == before
 
     def test_none_is_the_default_stream(self, device: DeviceUnderTest) -> None:
         """Whatever stream is the current one: None is no question about it."""

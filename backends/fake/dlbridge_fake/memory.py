@@ -96,8 +96,8 @@ class Memory:
         """The stream of the ``with`` block that this thread is in, else 0."""
         if device_id:
             self.check_device(device_id)
-        stream: Stream | None = getattr(current, "stream", None)
-        return stream.handle if stream is not None and stream.device_id == device_id else 0
+        stream = current.streams.get(device_id)
+        return 0 if stream is None else stream.handle
 
     # Optional: SupportsStreams
 

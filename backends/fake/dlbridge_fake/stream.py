@@ -26,7 +26,8 @@ class Stream:
 
     With ``DLBRIDGE_FAKE_DELAY_US=n`` in the environment each piece of work runs
     n microseconds late, in the stream's own thread; without it, before
-    `enqueue` returns. In a ``with`` block it is the thread's current stream.
+    `enqueue` returns. In a ``with`` block it is the current stream of its device
+    in the thread.
 
     Parameters
     ----------
@@ -81,14 +82,14 @@ class Stream:
         That is any thread that does the work of a stream. A destructor may run there, and the
         work that it would wait for may be waiting for this thread.
         """
-        if not getattr(current, "is_worker", False):
+        if not current.is_worker:
             self._drain()
 
     @staticmethod
     def finish_ended(handle: int) -> None:
         """The same for a stream that is gone: its thread ends once its work is done."""
         thread = _threads.get(handle)
-        if thread is not None and not getattr(current, "is_worker", False):
+        if thread is not None and not current.is_worker:
             thread.join()
 
     def _drain(self) -> None:
@@ -104,12 +105,12 @@ class Stream:
             self.enqueue(done.get)
 
     def __enter__(self) -> Stream:
-        self._outer.append(getattr(current, "stream", None))
-        current.stream = self
+        self._outer.append(current.streams.get(self.device_id))
+        current.streams[self.device_id] = self
         return self
 
     def __exit__(self, *exc: object) -> None:
-        current.stream = self._outer.pop()
+        current.streams[self.device_id] = self._outer.pop()
 
     def __del__(self) -> None:
         if self._work is not None:
@@ -121,8 +122,18 @@ _HOUR = 3_600_000_000
 
 _CHOICE = f"a number of microseconds, up to {_HOUR} (an hour), such as 1000, or to 0 for no delay"
 
-current = threading.local()
-"""The `stream` of the ``with`` block that a thread is in; `is_worker` in threads of streams."""
+
+class _Current(threading.local):
+    """The `streams` of the ``with`` blocks that a thread is in, by their device."""
+
+    is_worker = False
+    """In threads that do the work of streams."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Stream | None] = {}
+
+
+current = _Current()
 _handles = itertools.count(0x5AFE_0000_0001)
 by_handle: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
 _threads: weakref.WeakValueDictionary[int, threading.Thread] = weakref.WeakValueDictionary()
