@@ -209,6 +209,10 @@ def side(
     return Span(device_id, data, offset, region.extent), region
 
 
+STRANGE_STREAM = 0x7FF0_DEAD_BEE8_0000
+"""A number that names no stream; `normalize_stream` asks no driver about it."""
+
+
 class DeviceUnderTest:
     """One device of the backend, with allocations that are freed at the end of the test.
 

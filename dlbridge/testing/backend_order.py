@@ -29,6 +29,7 @@ from .backend_base import (
     OPERATIONS,
     PAGES,
     RUNS,
+    STRANGE_STREAM,
     BackendCase,
     DeviceUnderTest,
     are_same,
@@ -778,12 +779,11 @@ class StreamTests(BackendCase, needs=SupportsStreams):
 
     def test_unknown_streams(self, backend: Any) -> None:
         """A number that names no stream is refused, or stays itself: it becomes no other stream."""
-        unknown = 0x7FF0_DEAD_BEE8_0000
         try:
-            handle = backend.normalize_stream(self.device_id, unknown)
+            handle = backend.normalize_stream(self.device_id, STRANGE_STREAM)
         except (ValueError, TypeError):
             return
-        assert handle == unknown
+        assert handle == STRANGE_STREAM
 
     def test_streams_of_other_devices(self, backend: Any, devices: list[DeviceUnderTest]) -> None:
         """A stream of another device is refused, or keeps its handle, which is of no use here."""

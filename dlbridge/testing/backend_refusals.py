@@ -38,6 +38,7 @@ from .backend_base import (
     OPERATIONS,
     PAGES,
     RUNS,
+    STRANGE_STREAM,
     BackendCase,
     DeviceUnderTest,
     are_same,
@@ -343,9 +344,7 @@ class RefusalTests(PublicCase):
             if isinstance(backend, needs) and len(given) < 4:
                 tried[member] = partial(getattr(backend, member), unknown, *given)
         if isinstance(backend, SupportsStreams):
-            tried["no stream"] = partial(backend.normalize_stream, device_id, "no stream")
-            for mine in self.each_stream(device):
-                tried[f"failed work on {mine.stream:#x}"] = partial(self.fails, mine)
+            tried |= self.no_streams(device)
         if isinstance(backend, SupportsDeviceInfo):
             tried["no name"] = partial(backend.find_device, "no such device, surely")
         if isinstance(backend, SupportsForeignData):
@@ -361,6 +360,20 @@ class RefusalTests(PublicCase):
             if seen() is not None:
                 gc.collect()
             assert seen() is None, f"{what}: the error is kept, and so are the caller's frames"
+
+    def no_streams(self, device: DeviceUnderTest) -> dict[str, Callable[[], object]]:
+        """Calls with what is no stream, and with work that fails on each stream."""
+        backend, device_id, strange = device.backend, device.device_id, self.unknown_stream
+        tried: dict[str, Callable[[], object]] = {
+            f"failed work on {mine.stream:#x}": partial(self.fails, mine)
+            for mine in self.each_stream(device)
+        }
+        for what in ("no stream", STRANGE_STREAM):
+            tried[f"the stream {what!r}"] = partial(backend.normalize_stream, device_id, what)
+        if strange is not None:
+            tried["a wait for no stream"] = partial(backend.synchronize, device_id, strange)
+            tried["memory for no stream"] = partial(backend.allocate, device_id, 64, 1, strange)
+        return tried
 
     def fails(self, device: DeviceUnderTest) -> None:
         """Have work fail, and be told."""

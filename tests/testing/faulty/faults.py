@@ -3554,6 +3554,16 @@ def errors_of_work_are_kept(fake, real, device_id, stream):
         raise
 
 
+@breaks("normalize_stream", "test_errors_are_let_go")
+def refused_stream_is_kept(fake, real, device_id, stream):
+    """The last refusal of a number that is no stream is kept."""
+    try:
+        return real(device_id, stream)
+    except ValueError as exc:
+        fake.refused = exc
+        raise
+
+
 @breaks("allocate", "test_errors_are_let_go")
 def no_room_is_kept(fake, real, *given):
     """The last error for lack of memory is kept."""
