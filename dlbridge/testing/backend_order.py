@@ -403,6 +403,32 @@ class OrderTests(BackendCase):
             )
         del work
 
+    def test_a_wait_holds_beside_many_others(self, device: DeviceUnderTest) -> None:
+        """It is for its work still when hundreds of later ones, between other streams, are over."""
+        backend, device_id = device.backend, device.device_id
+        self.need(backend, SupportsCopy)
+        _, *streams = self.each_stream(device, 4)
+        if len(streams) < 4:
+            pytest.skip("there are no four streams (make_stream)")
+        on, after, *others = streams
+        new = memoryview(random_bytes(SLOT))
+        source, target, small = (on.filled(bytes(SLOT)) for _ in range(3))
+        work, until = self.long_work(on), time.monotonic() + 3
+        on.upload(source, 0, new)
+        backend.wait(device_id, after.stream, on.stream)
+        after.copy(device.span(target, 0, SLOT), device.span(source, 0, SLOT))
+        with suppress(DeviceMemoryError):  # what there is room for is enough
+            for turn in range(drawn(550, 1500)):
+                earlier, later = others if turn % 2 else others[::-1]
+                earlier.copy(device.span(small, 0, 16), device.span(small, 16, 16))
+                backend.wait(device_id, later.stream, earlier.stream)
+                if time.monotonic() > until:  # no verdict: a slow device has fewer
+                    break
+        assert after.holds(target, new), f"stream {after.stream:#x} did not wait for {on.stream:#x}"
+        for each in others:
+            each.synchronize()
+        del work
+
     def test_much_work_at_once(self, device: DeviceUnderTest) -> None:
         """A thousand pieces of work and more are done in their order, without a wait between them.
 

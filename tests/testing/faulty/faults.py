@@ -26,6 +26,7 @@ import warnings
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -1838,6 +1839,16 @@ def wait_on_itself_fails(fake, real, device_id, stream, on):
     if stream == on:
         raise RuntimeError("event recorded twice")
     real(device_id, stream, on)
+
+
+@breaks("wait", "test_a_wait_holds_beside_many_others", base=Late)
+def events_are_used_in_turn(fake, real, device_id, stream, on):
+    """There are 256 events, and each is used again whether its wait is over or not."""
+    events = kept_by(fake, "events")
+    event = events.setdefault(events.setdefault("turn", 0) % 256, SimpleQueue())
+    events["turn"] += 1
+    fake.stream(device_id, on).enqueue(lambda: event.put(None))
+    fake.stream(device_id, stream).enqueue(event.get)
 
 
 @found_by("test_current_stream_is_the_threads_own")
