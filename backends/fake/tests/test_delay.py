@@ -151,40 +151,11 @@ def test_threads_end_with_their_streams(monkeypatch):
     assert not any(thread.is_alive() for thread in started)
 
 
-class TestShared(BackendTests):
-    """On a device that uses host memory, and whose work is late.
-
-    To share memory changes what it says of views and imports, and nothing else.
-    """
+class WithStreams(BackendTests):
+    """The kit with streams of one's own."""
 
     name = "ext_dev"
-    delay = 100
-    nightly = ("contract", "memory", "copy", "order", "native")
-
-    @pytest.fixture
-    def backend(self, monkeypatch):
-        monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
-        monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", str(self.delay))
-        return Fake()
-
-
-@pytest.mark.exhaustive
-class TestSharedAtOnce(TestShared):
-    """The same on a device whose work is done in the call."""
-
-    delay = 0
-
-
-class TestTwoStreams(BackendTests):
-    """The kit again, with streams of one's own, each piece of work 2 ms late."""
-
-    name = "ext_dev"
-    allocations = 200
-
-    @pytest.fixture
-    def backend(self, monkeypatch):
-        monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", "2000")
-        return Fake()
+    unknown_stream = 12345
 
     def make_stream(self, backend, device_id):
         return Stream(device_id)
@@ -205,6 +176,45 @@ class TestTwoStreams(BackendTests):
         queue = by_handle[stream] if stream else backend.default_streams[device_id]
         queue.enqueue(lambda: 1 // 0)
         return True
+
+
+class TestShared(WithStreams):
+    """On a device that uses host memory, and whose work is late.
+
+    To share memory changes what it says of views and imports, when imports end, and nothing else.
+    """
+
+    nightly = ("contract", "memory", "copy", "native")
+
+    @pytest.fixture
+    def backend(self, monkeypatch):
+        monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
+        monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", "100")
+        return Fake()
+
+
+@pytest.mark.exhaustive
+class TestSharedAtOnce(BackendTests):
+    """The same on a device whose work is done in the call."""
+
+    name = "ext_dev"
+
+    @pytest.fixture
+    def backend(self, monkeypatch):
+        monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
+        monkeypatch.delenv("DLBRIDGE_FAKE_DELAY_US", raising=False)
+        return Fake()
+
+
+class TestTwoStreams(WithStreams):
+    """Each piece of work 2 ms late."""
+
+    allocations = 200
+
+    @pytest.fixture
+    def backend(self, monkeypatch):
+        monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", "2000")
+        return Fake()
 
 
 @pytest.mark.parametrize(
