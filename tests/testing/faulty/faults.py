@@ -3127,28 +3127,28 @@ class EndsWaitInAChild(LateEnds):
 class ImportsEndLateInAChild(Shared):
     """The end of an import waits for threads that only the parent has."""
 
-    patience = 8
+    patience, says = 8, "the child did not end"
 
     def import_host(self, device_id, address, nbytes, readonly, stream):
         made = super().import_host(device_id, address, nbytes, readonly, stream)
         memory = Ending(made.data, nbytes, device_id, made.resource.memory.content)
-        memory.owner, memory.at_end = made, lambda it: self.wait_for_the_end()
+        memory.owner, memory.at_end = made, wait_in_a_child  # no member, which fails there
         return self.enter(memory)
 
-    def wait_for_the_end(self):
-        while os.getpid() != PROCESS:
-            time.sleep(1)
+
+def wait_in_a_child(_memory):
+    while os.getpid() != PROCESS:
+        time.sleep(1)
 
 
 @found_by("test_fork")
 class ForkedChildHangs(Ends):
     """A forked child waits for threads that only its parent has."""
 
-    patience = 8
+    patience, says = 8, "the child did not end"
 
     def at_end(self, memory):
-        while os.getpid() != PROCESS:
-            time.sleep(1)
+        wait_in_a_child(memory)
 
 
 @breaks("copy_to_host", "test_the_process_stays_as_it_is")
