@@ -131,14 +131,7 @@ class _JaxDevice(Protocol):
 
 
 DeviceLike: TypeAlias = (
-    str
-    | Device
-    | DLDeviceType
-    | int
-    | tuple[int, int]
-    | SupportsDLPackDevice
-    | _TorchDevice
-    | _JaxDevice
+    str | Device | DLDeviceType | tuple[int, int] | SupportsDLPackDevice | _TorchDevice | _JaxDevice
 )
 """A device, as ``"opencl:0"``, a `Device`, ``(type, index)``, a device of torch or jax."""
 

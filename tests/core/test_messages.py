@@ -446,16 +446,24 @@ CASES = {
             lambda: peer("torch").ones(3)[bridge.zeros((), "int64")],
             r"t\.item\(\) is its element",
         ),
+        "the number of a device alone": (
+            lambda: bridge.to_device(np.ones(3), 1),
+            r"^the integer 1 is not a valid device: .* such as 'cuda:0'.*\(1\) is the type, cpu$",
+        ),
+        "the same, of the method": (
+            lambda: bridge.ones(3).to_device(0),
+            r"^the integer 0 is not a valid device: .*\(0\) is the type, type0$",
+        ),
+        "the same, of a new tensor": (
+            lambda: bridge.empty(3, device=1),
+            r"^the integer 1 is not a valid device",
+        ),
         "a sum with a text": (
             lambda: "a" + bridge.ones(3),
             r"^a Tensor does not compute \(operator \+\)",
         ),
     },
     bridge.BackendUnavailable: {
-        "the number of a device alone": (
-            lambda: bridge.to_device(np.ones(3), 0),
-            r"0 is not the number of a device: an integer is a device type .* such as 'cuda:0'",
-        ),
         "a device as a backend": (
             lambda: (on("opencl:0"), bridge.backend("opencl:0"))[1],
             r"that is a device, and its backend is 'opencl', without a number",

@@ -21,7 +21,7 @@ from dlbridge.core.public import for_guests, public
 from dlbridge.core.values.devices import Device, UnknownName, device as _device, split, type_names
 from dlbridge.core.values.dtypes import is_name
 from dlbridge.core.values.text import did_you_mean
-from dlbridge.errors import BackendUnavailable, DeviceLost, DeviceNotFound, Error
+from dlbridge.errors import DeviceLost, DeviceNotFound, Error
 
 if TYPE_CHECKING:
     from dlbridge.typing import DeviceLike
@@ -69,15 +69,7 @@ def check_device(device: DeviceLike) -> Device:
         checked = _device(device)
     except UnknownName:
         raise _unknown(device) from None  # it says the same, without what is here
-    try:
-        plugin_of(checked)
-    except BackendUnavailable as exc:
-        if not isinstance(device, int):
-            raise
-        raise BackendUnavailable(
-            f"{device:d} is not the number of a device: an integer is a device type of DLPack, and "
-            f"{int(device)} is {checked.name}; write the name and the number, such as 'cuda:0'"
-        ) from exc
+    plugin_of(checked)
     return checked
 
 
@@ -103,7 +95,7 @@ _OF_GPUS = ("cuda", "rocm", "oneapi", "vulkan", "opencl", "webgpu", "metal")
 
 
 @public
-def device(obj: DeviceLike, index: int | None = None) -> Device:
+def device(obj: DeviceLike | int, index: int | None = None) -> Device:
     """Return the `Device` of *obj*, whether or not it can be used here.
 
     Parameters
@@ -111,8 +103,8 @@ def device(obj: DeviceLike, index: int | None = None) -> Device:
     obj : DeviceLike
         A `Device`; a string (``"cuda:1"``, ``"cuda"`` for its first device,
         ``"type99:0"``, ``"opencl:Intel"`` where the backend finds devices by
-        name); a DLDeviceType; ``(type, index)``, two integers; a device of torch, jax or
-        tvm_ffi; or an object with ``__dlpack_device__()``.
+        name); a DLDeviceType, an integer beside *index*; ``(type, index)``, two integers; a
+        device of torch, jax or tvm_ffi; or an object with ``__dlpack_device__()``.
     index : int, optional
         Which device, from 0, where *obj* does not say it.
 

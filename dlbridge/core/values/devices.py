@@ -390,7 +390,9 @@ def split(text: str) -> tuple[str, int | str | None]:
     return name, selector or None
 
 
-def device(obj: DeviceLike, index: int | None = None, *, device_type: int | None = None) -> Device:
+def device(
+    obj: DeviceLike | int, index: int | None = None, *, device_type: int | None = None
+) -> Device:
     """The `Device` of *obj*, without a look at the installed backends.
 
     See `dlbridge.device`. *device_type* is the type for a name that is not in
@@ -398,6 +400,11 @@ def device(obj: DeviceLike, index: int | None = None, *, device_type: int | None
     """
     named, chosen = _find(obj, device_type)
     if index is None:
+        if type(obj) is int:  # to torch, that of a GPU
+            raise TypeError(
+                f"the integer {obj} is not a valid device: write the name and the number, such as "
+                f"'cuda:0', or a Device; dlbridge.DLDeviceType({obj}) is the type, {named.name}"
+            )
         return named
     if chosen:
         raise ValueError(f"{named} is a device already: index={index!r} is one too many")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from enum import IntEnum
 
 import numpy as np
 import pytest
@@ -176,6 +177,16 @@ def test_an_index_beside_the_name():
             device(given_already, 1)
     with pytest.raises(ValueError, match="'cuda' means device type 2, not 12"):
         device("cuda:0", device_type=12)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 99])
+def test_an_integer_alone_is_no_device(number):
+    # To torch it is a number of a GPU, to DLPack that of a type.
+    with pytest.raises(TypeError, match=rf"^the integer {number} is .* such as 'cuda:0'.*type, \w"):
+        device(number)
+    kind = DLDeviceType(number)
+    assert device(kind) is device(number, 0) is Device.of(number)
+    assert device(IntEnum("Theirs", {"one": number}).one) is Device.of(number)  # torch's, for one
 
 
 # -- Other libraries -----------------------------------------------------------
