@@ -72,8 +72,9 @@ def pack_bits(codes: npt.ArrayLike, dtype: DTypeLike) -> bytes:
     Parameters
     ----------
     codes : array_like
-        Unsigned integers, one for each lane. Only the low bits of a code are
-        used: in padded storage DLPack leaves the high bits undefined.
+        Integers, one for each lane. Only the low bits of a code are used: in padded storage
+        DLPack leaves the high bits undefined. So a negative integer is its two's complement,
+        the code of that number of an ``int4``.
     dtype : DTypeLike
         A type with 1 to 7 bits per lane, such as ``"int4"``.
 
@@ -85,7 +86,7 @@ def pack_bits(codes: npt.ArrayLike, dtype: DTypeLike) -> bytes:
     Raises
     ------
     TypeError
-        If *codes* are not unsigned integers, or *dtype* is not a dtype.
+        If *codes* are not integers, or *dtype* is not a dtype.
     ValueError
         If the codes are not a whole number of elements, or a lane has 8 bits or
         more.
@@ -106,10 +107,9 @@ def pack_bits(codes: npt.ArrayLike, dtype: DTypeLike) -> bytes:
             raise
         array = np.from_dlpack(producer)
     if array.dtype.kind not in "ui" and array.size:
-        raise TypeError(
-            f"codes are unsigned bytes, not {array.dtype}: give array.view(numpy.uint8), which"
-            " shows the codes and not the values"
-        )
+        codes_of = "array.view(numpy.uint8) has the codes of its values"
+        way = codes_of if array.itemsize == 1 else f"dlbridge.astype(x, '{kind}') packs numbers"
+        raise TypeError(f"codes are integers, not {array.dtype}: {way}")
     flat = array.astype(np.uint8).reshape(-1)
     if flat.size % kind.lanes:
         raise ValueError(f"{flat.size} codes are not a whole number of {kind}: it has {kind.lanes}")

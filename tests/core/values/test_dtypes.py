@@ -493,7 +493,16 @@ def test_packing_refuses_values_in_place_of_codes():
     with pytest.raises(TypeError, match=r"view\(numpy\.uint8\)"):
         pack_bits(values, dtype("float4_e2m1fn"))
     assert pack_bits(values.view(np.uint8), dtype("float4_e2m1fn")) == b"\x21"
+    with pytest.raises(TypeError, match=r"not float64: dlbridge\.astype\(x, 'float4_e2m1fn'\)"):
+        pack_bits([0.5, 1], "float4_e2m1fn")
     assert pack_bits([], dtype("int4")) == b""
+
+
+def test_the_codes_of_integers_are_their_low_bits():
+    for codes in ([-1, 7], np.array([-1, 7], np.int8), np.array([15, 7 + 16], np.uint64)):
+        assert pack_bits(codes, "int4") == b"\x7f"
+    assert dtype("int4").numpy is not None
+    assert unpack_bits(b"\x7f", "int4", 2).view(dtype("int4").numpy).tolist() == [-1, 7]
 
 
 @pytest.mark.parametrize("kind", ["int4", dtype("int4"), (0, 4, 1), ml_dtypes.int4])
