@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from dlbridge.core.moves.plans import Plan
+    from dlbridge.core.tensor.operand import Operand
     from dlbridge.typing import (
         ArrayClassModule,
         ArrayLike,
@@ -577,7 +578,7 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
             if not given.shape:
                 ways.append("give one value for each element: dlbridge.full_like(t, value)")
             elif into.size == given.size:
-                ways.append(f"reshape it: source.reshape({into.shape})")
+                ways.append(f"reshape it: source.reshape({into.shape}){_transposed(into, given)}")
             else:
                 ways.append("copy between parts of the same shape: t[:n], source[:n]")
         raise ValueError(
@@ -604,6 +605,20 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     told = _outside(progress) if callable(progress) else progress
     with recorded(why, src, target.device), reporter(told, into.nbytes) as report:
         copy_elements(into, given, report)
+
+
+def _transposed(into: Operand, given: Operand) -> str:
+    """The other way to the shape, where that is a permutation: reshape keeps the order."""
+    longer = [[extent for extent in each.shape if extent != 1] for each in (into, given)]
+    if sorted(into.shape) != sorted(given.shape) or longer[0] == longer[1]:
+        return ""
+    free = list(range(len(given.shape)))
+    axes = []
+    for extent in into.shape:
+        axes.append(next(axis for axis in free if given.shape[axis] == extent))
+        free.remove(axes[-1])
+    order = ", ".join(map(str, axes))
+    return f", in the order of its elements, or transpose it: source.transpose({order})"
 
 
 def _outside(progress: Callable[[int, int], object]) -> Callable[[int, int], None]:

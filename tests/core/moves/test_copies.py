@@ -39,11 +39,24 @@ def test_copy_takes_any_library():
     [
         (np.zeros(3), np.zeros(4), ValueError, r"must be equal; copy between parts .* t\[:n\], so"),
         (np.zeros(3), np.zeros((3, 1)), ValueError, r"must be equal; reshape it: .*\(\(3,\)\)$"),
+        (
+            np.zeros((2, 3)),
+            np.zeros((3, 2)),
+            ValueError,
+            r"reshape\(\(2, 3\)\), in the order of .*, or transpose it: source\.transpose\(1, 0\)$",
+        ),
+        (
+            np.zeros((4, 2, 3)),
+            np.zeros((2, 3, 4)),
+            ValueError,
+            r" or transpose it: source\.transpose\(2, 0, 1\)$",
+        ),
+        (np.zeros((1, 3)), np.zeros((3, 1)), ValueError, r"reshape it: .*reshape\(\(1, 3\)\)$"),
         (np.zeros(3), np.zeros(()), ValueError, "must be equal; give one value for each element"),
         (np.zeros(3), np.zeros(3, "f4"), ValueError, "must be equal; convert it: .*'float64'\\)$"),
         (object(), [1.0], TypeError, "is not a tensor"),
     ],
-    ids=["size", "shape", "number", "dtype", "object"],
+    ids=["size", "shape", "transposed", "axes", "one axis", "number", "dtype", "object"],
 )
 def test_copies_that_are_refused(to, source, error, said):
     with pytest.raises(error, match=said):
