@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .core.interfaces.native import to_native as to_native
     from .core.interfaces.own_table import table_capsule as table_capsule
     from .core.moves.host_views import host_view as host_view
-    from .core.moves.plans import array_copy as array_copy
+    from .core.moves.plans import array_copy as array_copy, recorded as recorded
     from .core.plugins.lookup import identity_of as identity_of, same_device as same_device
     from .core.tensor.array_tensor import build as build, view_resized as view_resized
     from .core.tensor.operand import operand_of as operand_of
@@ -50,7 +50,7 @@ _FUNCTIONS = {
     "core.interfaces.native": "to_native",
     "core.interfaces.own_table": "table_capsule",
     "core.moves.host_views": "host_view",
-    "core.moves.plans": "array_copy",
+    "core.moves.plans": "array_copy recorded",
     "core.plugins.lookup": "identity_of same_device",
     "printing": "host_elements html_of text_of",
     "processes.descriptors": "to_fd",

@@ -14,6 +14,7 @@ from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.plugins.lookup import FOUND
 from dlbridge.core.public import public
 from dlbridge.core.traces import TRACES
+from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.dtypes import check_dtype, dtype as as_dtype
 from dlbridge.errors import ExchangeError
 
@@ -322,7 +323,9 @@ class Tensor(TensorMetadata):
                     f"the tensor is on {self.device}, and numpy has no views of that; "
                     f"t.numpy() copies it, and {methods.way_to_host(self)}"
                 )
-            on_host = self.to_device("cpu", copy=True).numpy()
+            why = "numpy(copy=True) was asked for" if copy else "numpy has no views of that memory"
+            with methods.recorded(why, self, CPU):
+                on_host = self.to_device("cpu", copy=True).numpy()
             on_host.flags.writeable = copy is True
             return on_host
         host_access(self._memory)

@@ -158,6 +158,27 @@ ROWS = {
         [("copy", 96)],
         "numpy(copy=True) was asked for",
     ),
+    "numpy with a copy, of a device": Row(
+        lambda: on(FAR),
+        lambda t: t.numpy(copy=True),
+        [("download", 96)],
+        "numpy(copy=True) was asked for",
+        (FAR, HOST),
+    ),
+    "numpy of a device": Row(
+        lambda: on(FAR),
+        lambda t: t.numpy(copy=None),
+        [("download", 96)],
+        "numpy has no views of that memory",
+        (FAR, HOST),
+    ),
+    "numpy's asarray of a device": Row(
+        lambda: on(FAR),
+        np.asarray,
+        [("download", 96)],
+        "numpy has no views of that memory",
+        (FAR, HOST),
+    ),
     "numpy with a copy, of a dtype that numpy has not": Row(
         lambda: bridge.astype(values(), "bfloat16"),
         lambda t: t.numpy(copy=True),
