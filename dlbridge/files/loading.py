@@ -84,6 +84,15 @@ class TensorFile(Mapping[str, _Array]):
     (['x', 'y'], [0.0, 0.0])
     """
 
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *made: object) -> Self:
+            """Raise TypeError, which names load, for a path alone."""
+            if len(made) < 6:
+                what = "a TensorFile is not made by calling its class"
+                raise TypeError(f"{what}; dlbridge.load(path) opens a file")
+            return super().__new__(cls)
+
     def __init__(
         self,
         name: str,
@@ -135,6 +144,11 @@ class TensorFile(Mapping[str, _Array]):
             way = ""
             if name in self.__dict__.get("_entries", ()):
                 way = f"; write file[{name!r}] for that tensor"
+            elif name == "close":
+                way = (
+                    "; `with dlbridge.load(path) as file:` closes it behind the block, and so does "
+                    "`del` of it and of its tensors"
+                )
             elif name[0] != "_":
                 way = "; file[name] is a tensor, and list(file) has the names"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{way}")

@@ -78,6 +78,11 @@ def test_names_choose_what_is_loaded_now(model):
         file["weight"]
 
 
+def test_a_file_has_no_close(model):
+    with pytest.raises(AttributeError, match=r"`with dlbridge\.load\(path\) as file:`.* `del`"):
+        bridge.load(model[0]).close()
+
+
 def test_a_name_that_is_not_there(model):
     for ask in (
         lambda: bridge.load(model[0])["wieght"],
