@@ -16,7 +16,7 @@ from dlbridge.core.plugins.registry import installation, known_backends, provide
 from dlbridge.core.public import for_guests
 from dlbridge.core.tensor.operand import MEMORY_CHECKS
 from dlbridge.core.values.devices import type_names
-from dlbridge.core.values.dtypes import is_name
+from dlbridge.core.values.dtypes import dtype, is_name
 from dlbridge.core.values.text import did_you_mean, with_article
 from dlbridge.errors import BackendError, ExchangeError
 
@@ -376,24 +376,19 @@ def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
             raise  # something that the module itself misses
         command = installation().get(name)
         if command and not provider_of(name):  # also where `cuda` is that of NVIDIA's packages
-            raise ModuleNotFoundError(
-                f"like={name!r}: that is a device, whose backend is not installed here; try: "
-                f"{command}",
-                name=name,
-            ) from exc
-        if isinstance(exc, TypeError):
+            said = f"that is a device, whose backend is not installed here; try: {command}"
+        elif isinstance(exc, TypeError):
             raise
-        if is_name(name):
-            raise ModuleNotFoundError(
-                f"like={name!r}: that is a dtype; dlbridge.astype(x, {name!r}) converts to it",
-                name=name,
-            ) from exc
-        hint = did_you_mean(name.partition(".")[0], known_libraries())
-        raise ModuleNotFoundError(
-            f"like={name!r}: there is no module {name!r} here{hint}; install it, or name a library "
-            f"that is installed ({', '.join(_installed())})",
-            name=exc.name,
-        ) from exc
+        elif is_name(name):
+            said = _A_DTYPE.format(name)
+        else:
+            hint = did_you_mean(name.partition(".")[0], known_libraries())
+            said = (
+                f"there is no module {name!r} here{hint}; install it, or name a library that is "
+                f"installed ({', '.join(_installed())})"
+            )
+        missing = getattr(exc, "name", name)
+        raise ModuleNotFoundError(f"like={name!r}: {said}", name=missing) from exc
 
 
 def _installed() -> list[str]:
@@ -450,7 +445,7 @@ def _unknown(module: ModuleType, home: str) -> Library:
     return Library(module.__name__, tuple(f"{name}.*" for name in homes))
 
 
-def _no_library(like: object) -> TypeError:
+def _no_library(like: Any) -> TypeError:
     if isinstance(like, (str, type, int, float, type(None))):
         text = repr(like)
     else:  # the repr of an array may be long
@@ -458,6 +453,8 @@ def _no_library(like: object) -> TypeError:
     for cls, way_out in _OF_PYTHON.items():
         if like is cls:  # `in` would call the == of a library's array
             return TypeError(f"like={text}: {way_out}")
+    with suppress(TypeError, ValueError, ExchangeError):
+        return TypeError(f"like={text}: {_A_DTYPE.format(dtype(like).name)}")
     hint = ""
     if isinstance(like, int):
         hint = "; a device and its number are one text, such as 'opencl:0'"
@@ -469,6 +466,9 @@ def _no_library(like: object) -> TypeError:
     )
 
 
+_A_DTYPE = (
+    "that is a dtype; dlbridge.astype(x, {!r}) converts the elements"
+)
 _A_LIST = "a list is no array; dlbridge.asarray(x).tolist() gives one"
 _OF_PYTHON: dict[object, str] = {
     list: _A_LIST,
