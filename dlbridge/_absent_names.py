@@ -28,6 +28,7 @@ _DTYPES = (
     "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 bfloat16 "
     "complex64 complex128 bool int4 uint4 float8_e4m3fn float8_e5m2 float4_e2m1fn"
 )
+_NOT_CURRENT = "no device is current: name one in each call"
 _BACKENDS = "cpu cuda oneapi opencl rocm vulkan webgpu"
 
 PACKAGE_NAMES = _by_name(
@@ -50,7 +51,7 @@ PACKAGE_NAMES = _by_name(
         "context CommandQueue",
         "dlbridge.copy_(target, source) copies into memory that there is": "copyto memcpy "
         "enqueue_copy",
-        "dlbridge.load(path) reads a file": "from_file load_file",
+        "dlbridge.load(path) reads a file": "from_file load_file open safe_open",
         "dlbridge.save(path, x) writes a file": "to_file save_file",
         "dlbridge.from_blob(address, shape, dtype) makes a tensor of an address": "from_pointer "
         "from_ptr from_address",
@@ -77,10 +78,12 @@ PACKAGE_NAMES = _by_name(
         "it": "mem_get_info memory_allocated",
         "dlbridge.device_of(x) is the device of an array, dlbridge.device(name) that of a "
         "name": "get_device",
-        "no device is current: name one in each call, as in "
-        "dlbridge.to_device(x, device)": "set_device set_default_device current_device",
+        f"{_NOT_CURRENT}, as in dlbridge.to_device(x, device)": "set_device set_default_device "
+        "get_default_device default_device current_device",
         "memory of the devices 'cuda_host' and 'rocm_host' is page-locked": "pin_memory pinned",
-        "dlbridge.trim() gives memory that is kept for later back": "empty_cache",
+        "dlbridge.trim() gives memory that is kept for later back": "empty_cache clear_cache",
+        "with dlbridge.trace() as trace: records what is copied, and dlbridge.watch() which arrays "
+        "go from library to library": "profile profiler",
         "dlbridge.Error is the class of all errors, dlbridge.ExchangeError that of tensors that "
         "are refused": "DLPackError TransferError",
         "dlbridge.DeviceMemoryError is raised where a device has no room": "OutOfMemoryError",
@@ -111,6 +114,22 @@ DTYPE_NAMES = _by_name(
     }
 )
 """A name that numpy's dtypes have -> what to write with ours."""
+
+DEVICE_NAMES = _by_name(
+    {
+        f"{_NOT_CURRENT}, as in dlbridge.to_device(x, device), and dlbridge.use_stream(device, "
+        "stream) makes a stream the current one": "__enter__ __exit__",
+        "d.name is the name of its backend, and dlbridge.backend(d.name) the backend": "backend "
+        "platform device_type",
+        "d.index is its number": "id device_id ordinal local_hardware_id",
+        "d.memory is its memory in bytes, where its driver says it": "total_memory memory_size "
+        "global_mem_size mem_info",
+        "d.memory is all of its memory in bytes; how much is free, ask its own "
+        "library": "free_memory memory_stats",
+        "dlbridge.synchronize(d) waits for the work on it": "synchronize sync wait",
+    }
+)
+"""A name that other libraries' devices have -> what to write with ours."""
 
 _COMPUTED = "sum mean max min prod std var argmax argmin any all cumsum round argsort"
 

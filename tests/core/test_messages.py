@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import dlbridge as bridge
-from dlbridge._absent_names import PACKAGE_NAMES, TENSOR_NAMES
+from dlbridge._absent_names import DEVICE_NAMES, PACKAGE_NAMES, TENSOR_NAMES
 from dlbridge.extending import CPU, LOADED, Memory, tensor_on
 from dlbridge.tracing import Trace
 from tests.support.expected_parts import backend_or_skip
@@ -85,8 +85,12 @@ CASES = {
             r"beyond every integer type.*dlbridge\.asarray\(x, dtype='float64'\)",
         ),
         "Apple's GPU by torch's name": (
-            lambda: (backend_or_skip("webgpu"), bridge.empty(3, device="mps"))[1],
-            r"no device is called 'mps' \(did you mean 'webgpu'\?\)",
+            lambda: bridge.empty(3, device="mps"),
+            r"no device is called 'mps' \(did you mean 'torch-mps'\?\)",
+        ),
+        "another accelerator by torch's name": (
+            lambda: bridge.device("npu:1"),
+            r"no device is called 'npu' \(did you mean 'torch-npu'\?\)",
         ),
         "a library as the device": (
             lambda: (peer("torch"), bridge.to_device(np.ones(3), "torch"))[1],
@@ -116,6 +120,25 @@ CASES = {
         ),
     },
     TypeError: {
+        "a file without load": (
+            lambda: bridge.TensorFile("model.safetensors"),
+            r"^a TensorFile is not made by calling its class; dlbridge\.load\(path\) opens a file$",
+        ),
+        **{
+            f"a dtype as the library: {dtype!r}": (
+                lambda dtype=dtype: bridge.to_device(np.ones(3), "cpu", like=dtype),
+                r"^like=.*: that is a dtype; dlbridge\.astype\(.*, 'float32'\) converts the elements$",
+            )
+            for dtype in (np.float32, np.dtype("f4"), bridge.dtype("f4"))
+        },
+        "torch's dtype as the library": (
+            lambda: bridge.to_device(np.ones(3), "cpu", like=peer("torch").bfloat16),
+            r"^like=.*: that is a dtype; dlbridge\.astype\(.*, 'bfloat16'\) converts the elements$",
+        ),
+        "Python's class of numbers as the library": (
+            lambda: bridge.to_device(np.ones(3), "cpu", like=float),
+            r"^like=.*: that is a dtype; dlbridge\.astype\(.*, 'float64'\) converts the elements$",
+        ),
         "an operand without its tensor": (bridge.Operand, r"not made .* use tensor\.operand\(\)"),
         "what is no producer of DLPack": (
             lambda: bridge.from_dlpack(b"ab"),
@@ -754,6 +777,26 @@ def test_a_backend_as_a_name_of_the_package(name):
 def tensors():
     bfloat16 = bridge.zeros(3, "bfloat16")  # numpy does not export it: another class
     return [bridge.from_dlpack(np.ones(3)), bfloat16, bridge.empty(0), bridge.ones(3)]
+
+
+@pytest.mark.parametrize("name", DEVICE_NAMES)
+def test_names_of_other_devices(name):
+    device = bridge.device("cpu")
+    with pytest.raises(AttributeError) as told:
+        getattr(device, name)
+    assert str(told.value) == f"'Device' object has no attribute {name!r}; {DEVICE_NAMES[name]}"
+    assert not hasattr(bridge.Device, name)
+    assert name not in dir(device)
+    assert name not in dir(bridge.Device)
+    assert {"index", "memory", "type", "uuid"} <= set(dir(device))
+
+
+def test_a_device_is_no_block():
+    with (
+        pytest.raises(AttributeError, match=r"no device is current: name one in each call"),
+        bridge.device("cpu"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("name", TENSOR_NAMES)

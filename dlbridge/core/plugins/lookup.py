@@ -77,7 +77,7 @@ def _unknown(wanted: object) -> ValueError:
     """The error for a text that names no device, with what there is on this machine."""
     name, _, _ = str(wanted).partition(":")
     here = backends()
-    hint = did_you_mean(name, [*here, *type_names()])
+    hint = did_you_mean(name, [*here, *type_names(), *[f"torch-{name}"] * (name in _OF_TORCH)])
     if name.lower() == "gpu":
         drivers = [f"'{driver}:0'" for driver in _OF_GPUS if driver in here]
         hint = f" (a GPU is called by its backend: {' or '.join(drivers)})" if drivers else ""
@@ -92,6 +92,7 @@ def _unknown(wanted: object) -> ValueError:
 
 
 _OF_GPUS = ("cuda", "rocm", "oneapi", "vulkan", "opencl", "webgpu", "metal")
+_OF_TORCH = ("mps", "npu", "hpu", "mtia")
 
 
 @public

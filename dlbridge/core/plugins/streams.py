@@ -302,7 +302,7 @@ def current_stream(device: DeviceLike) -> int:
     >>> bridge.current_stream("cpu")
     0
     """
-    where = device if isinstance(device, Device) else check_device(device)
+    where = device if type(device) is Device else check_device(device)
     return current_use(where).handle
 
 

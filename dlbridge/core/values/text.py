@@ -42,8 +42,7 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
     names = {name.lower(): name for name in known}
     lower = word.lower()
-    usual = _ALIASES.get(lower, "")
-    close = [lower] if lower in names else [usual] if usual in names else []
+    close = [each for each in (lower, _ALIASES.get(lower)) if each in names]
     close = close or get_close_matches(lower, list(names), n=1, cutoff=0.7)
     # What is known and cannot be had here was not spelled wrongly.
     return f" (did you mean {names[close[0]]!r}?)" if close and names[close[0]] != word else ""
@@ -148,7 +147,7 @@ def html_table(
 _SHORT = """
 np:numpy jnp:jax cp:cupy tf:tensorflow pd:pandas pytorch:torch mx:mlx
 nvidia:cuda amd:rocm hip:rocm intel:oneapi sycl:oneapi xpu:oneapi host:cpu cl:opencl vk:vulkan
-wgpu:webgpu mps:webgpu
+wgpu:webgpu mps:torch-mps npu:torch-npu hpu:torch-hpu mtia:torch-mtia
 bf16:bfloat16 fp16:float16 f32:float32 fp32:float32 f64:float64 fp64:float64 i16:int16 i32:int32
 i64:int64 u16:uint16 u32:uint32 u64:uint64 i4:int4 u4:uint4 fp4:float4_e2m1fn fp8:float8_e4m3fn
 """
