@@ -86,7 +86,7 @@ def files(path: str) -> None:
     """Only the file says whether it has one tensor, or several by name."""
     file = bridge.load(path)
     reveal_type(file["weight"])  # dlbridge.Tensor
-    reveal_type(file.metadata)  # dict[str, str]
+    reveal_type(file.metadata)  # dict[str, Any]
     reveal_type(file.tolist())  # Any
     one: bridge.Tensor = file
     several: bridge.TensorFile = file

@@ -466,9 +466,7 @@ def _no_library(like: Any) -> TypeError:
     )
 
 
-_A_DTYPE = (
-    "that is a dtype; dlbridge.astype(x, {!r}) converts the elements"
-)
+_A_DTYPE = "that is a dtype; dlbridge.astype(x, {!r}) converts the elements"
 _A_LIST = "a list is no array; dlbridge.asarray(x).tolist() gives one"
 _OF_PYTHON: dict[object, str] = {
     list: _A_LIST,
