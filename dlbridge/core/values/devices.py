@@ -358,9 +358,10 @@ def _intern(type: int, index: int, name: str | None) -> Device:
         )
     device = _interned.get((type, index, name))
     if device is None:
-        device, is_host = object.__new__(Device), type in HOST_DEVICES
-        values = (type, index), index, type in ADDRESS_DEVICES, is_host, name, DLDeviceType(type)
-        for slot, value in zip(Device.__slots__, values, strict=True):
+        device = object.__new__(Device)
+        names = {"type": DLDeviceType(type), "index": index, "name": name, "dlpack": (type, index)}
+        kinds = {"is_host": type in HOST_DEVICES, "is_address": type in ADDRESS_DEVICES}
+        for slot, value in (names | kinds).items():
             object.__setattr__(device, slot, value)
         device = _interned.setdefault((type, index, name), device)
     if name == usual:
