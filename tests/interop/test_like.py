@@ -141,7 +141,7 @@ def test_an_unknown_library_is_trusted_least():
     assert (as_library(reverse, unknown, None) == array[::-1]).all()
 
 
-@pytest.mark.parametrize("like", [3, None, [1.0], int, "", ".torch", "no spaces"])
+@pytest.mark.parametrize("like", [3, None, [1.0], set, "", ".torch", "no spaces"])
 def test_what_is_no_library(like):
     tensor = dlbridge.from_dlpack(aligned((4,)))
     for function in (as_library, library_step):
