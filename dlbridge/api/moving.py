@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from dlbridge.api.anything import BUFFERS, NUMBERS, import_anything, refuse_read_once
@@ -579,6 +580,11 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
                 ways.append("give one value for each element: dlbridge.full_like(t, value)")
             elif into.size == given.size:
                 ways.append(f"reshape it: source.reshape({into.shape}){_transposed(into, given)}")
+            elif all(
+                extent in (1, wide)
+                for extent, wide in zip_longest(given.shape[::-1], into.shape[::-1], fillvalue=1)
+            ):
+                ways.append("repeat it: numpy.broadcast_to(source, t.shape)")
             else:
                 ways.append("copy between parts of the same shape: t[:n], source[:n]")
         raise ValueError(
@@ -640,6 +646,14 @@ def _in_place(dst: ArrayLike) -> Tensor:
     try:
         return asarray(dst, copy=False)
     except ExchangeError as exc:
+        import numpy as np
+
+        if isinstance(dst, np.ndarray) and dst.dtype.kind in "biufc":
+            raise ExchangeError(
+                f"DLPack cannot describe {with_article(type(dst).__name__)} of {dst.dtype.str!r} "
+                f"with byte strides {dst.strides}, so copy_ has no way into it; numpy has: "
+                "x[...] = dlbridge.to_device(source, 'cpu', like='numpy')"
+            ) from exc
         cause = exc.__cause__
     if type(dst) not in NUMBERS:
         with suppress(ValueError):  # of its own method: that is the cause

@@ -665,6 +665,18 @@ CASES = {
             lambda: bridge.copy_(bytes(4), np.ones(4, "u1")),
             r"is read-only and cannot be copied into; copy into memory of its own: t = dlbridge\.empty_like",
         ),
+        "a target of another byte order": (
+            lambda: bridge.copy_(np.zeros(2, ">f4"), np.ones(2, "f4")),
+            r"cannot describe a ndarray of '>f4'.*numpy has: x\[\.\.\.\] = dlbridge\.to_device\(",
+        ),
+        "a target between other fields": (
+            lambda: bridge.copy_(np.zeros(3, [("i", "i1"), ("a", "f8")])["a"], np.ones(3)),
+            r"byte strides \(9,\), so copy_ has no way into it; numpy has: x\[\.\.\.\] = ",
+        ),
+        "a row into a matrix": (
+            lambda: bridge.copy_(bridge.zeros((3, 4)), np.ones(4, "f4")),
+            r"must be equal; repeat it: numpy\.broadcast_to\(source, t\.shape\)$",
+        ),
         "the source of a copy first": (
             lambda: bridge.copy_(np.broadcast_to(np.ones(()), (2, 3)), np.ones((2, 3))),
             r"is read-only .*; the target comes first: dlbridge\.copy_\(target, source\)$",
