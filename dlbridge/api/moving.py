@@ -573,8 +573,7 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     if into.shape != given.shape or into.dtype is not given.dtype:
         ways = []
         if into.dtype is not given.dtype:
-            there = "source" if given.device.is_host else "dlbridge.to_device(source, 'cpu')"
-            ways.append(f"convert it: dlbridge.astype({there}, '{into.dtype}')")
+            ways.append(f"convert it: dlbridge.astype(source, '{into.dtype}')")
         if into.shape != given.shape:
             if not given.shape:
                 ways.append("give one value for each element: dlbridge.full_like(t, value)")

@@ -31,6 +31,10 @@ def on(device):
 
 CASES = {
     ValueError: {
+        "a row into a matrix": (
+            lambda: bridge.copy_(bridge.zeros((3, 4)), np.ones(4, "f4")),
+            r"must be equal; repeat it: numpy\.broadcast_to\(source, t\.shape\)$",
+        ),
         "a device spelled wrongly": (
             lambda: bridge.empty(3, device="opnecl:0"),
             r"'opnecl' \(did you mean 'opencl'\?\); the backends that are .*dlbridge\.devices\(\)",
@@ -672,10 +676,6 @@ CASES = {
         "a target between other fields": (
             lambda: bridge.copy_(np.zeros(3, [("i", "i1"), ("a", "f8")])["a"], np.ones(3)),
             r"byte strides \(9,\), so copy_ has no way into it; numpy has: x\[\.\.\.\] = ",
-        ),
-        "a row into a matrix": (
-            lambda: bridge.copy_(bridge.zeros((3, 4)), np.ones(4, "f4")),
-            r"must be equal; repeat it: numpy\.broadcast_to\(source, t\.shape\)$",
         ),
         "the source of a copy first": (
             lambda: bridge.copy_(np.broadcast_to(np.ones(()), (2, 3)), np.ones((2, 3))),
