@@ -77,7 +77,7 @@ _NUMBERS = {
 }
 """The types of metadata: numpy's names, by the number of the type."""
 
-_UINT32, _STRING, _ARRAY = 4, 8, 9
+_STRING, _ARRAY = 8, 9
 
 # Names: the specification's limits are 64 and 65,535 bytes.
 _LONGEST_NAME = 1 << 16
@@ -132,14 +132,15 @@ def read_gguf(source: Source, *, raw: bool) -> tuple[list[Entry], dict[str, Any]
         raise FileError(f"{source.path}: it does not begin as a GGUF file does: {DAMAGED}")
     _check_version(source.path, cursor.u32())
     tensors, pairs = cursor.u64(), cursor.u64()
-    alignment, metadata = 32, dict[str, Any]()
+    metadata = dict[str, Any]()
     for _ in range(pairs):
         key, kind = cursor.name(), cursor.u32()
+        if key in metadata:
+            raise FileError(f"{source.path}: two values of {key!r} in the metadata: {DAMAGED}")
         metadata[key] = _value(cursor, kind)
-        if key == "general.alignment" and kind == _UINT32:
-            alignment = metadata[key]
-    if alignment < 1 or alignment & (alignment - 1):
-        raise FileError(f"{source.path}: alignment {alignment} is no power of two: {DAMAGED}")
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise FileError(f"{source.path}: alignment {alignment!r} is no power of two: {DAMAGED}")
     entries = [_entry(cursor, raw=raw) for _ in range(tensors)]
     begin = -(-cursor.skip(0) // alignment) * alignment
     check_names(source.path, [entry.name for entry in entries])

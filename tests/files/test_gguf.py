@@ -87,7 +87,8 @@ def pair(kind, value):
     return PAIR + struct.pack("<I", kind) + value
 
 
-ALIGNED = struct.pack("<Q", 17) + b"general.alignment" + struct.pack("<I", 4)
+ALIGNMENT = struct.pack("<Q", 17) + b"general.alignment"
+ALIGNED = ALIGNMENT + struct.pack("<I", 4)
 LIES = {
     "version 1": (gguf_bytes([X], bytes(16), version=1), "version 1"),
     "version 4": (gguf_bytes([X], bytes(16), version=4), "version 4"),
@@ -115,6 +116,11 @@ LIES = {
         gguf_bytes([X], bytes(16), pairs=ALIGNED + struct.pack("<I", 0), count=1),
         "alignment 0 is no power",
     ),
+    "an alignment that is a float": (
+        gguf_bytes([X], bytes(16), pairs=ALIGNMENT + struct.pack("<If", 6, 64), count=1),
+        "alignment 64.0 is no power",
+    ),
+    "a key twice": (gguf_bytes([X], bytes(16), pairs=pair(0, b"\1") * 2, count=2), "values of 'k'"),
     "unknown metadata": (
         gguf_bytes([X], bytes(16), pairs=pair(99, b""), count=1),
         "unknown type 99",
@@ -144,8 +150,9 @@ def test_a_header_that_lies_is_refused(lie, tmp_path):
     assert str(tmp_path / "a.gguf") in str(caught.value)
 
 
-def test_another_alignment_is_respected(tmp_path):
-    pairs = ALIGNED + struct.pack("<I", 128)
+@pytest.mark.parametrize("value", [struct.pack("<II", 4, 128), struct.pack("<IQ", 10, 128)])
+def test_another_alignment_is_respected(value, tmp_path):
+    pairs = ALIGNMENT + value
     data = np.arange(4, dtype="f4").tobytes()
     (tmp_path / "a.gguf").write_bytes(gguf_bytes([X], data, pairs=pairs, count=1, alignment=128))
     assert bridge.load(tmp_path / "a.gguf")["x"].tolist() == [0, 1, 2, 3]
