@@ -345,7 +345,7 @@ class Tensor(TensorMetadata):
 
     def __buffer__(self, flags: int) -> memoryview:
         """Return the memory for ``memoryview(t)`` on Python 3.12 and later (PEP 688)."""
-        return self.numpy().data
+        return self.numpy(copy=False).data
 
     def tolist(self) -> Any:  # a number, or as many levels of lists as the tensor has dimensions
         """Return the elements as nested Python lists; copied from the device if need be.
@@ -353,7 +353,7 @@ class Tensor(TensorMetadata):
         Returns
         -------
         list or scalar
-            One level of lists for each dimension.
+            One level of lists for each dimension, and one for the lanes of vector types.
 
         Raises
         ------
@@ -367,7 +367,7 @@ class Tensor(TensorMetadata):
         >>> bridge.astype([1, -2, 3], "int4").tolist()
         [1, -2, 3]
         """
-        if self.dtype.is_subbyte:
+        if self.dtype.is_subbyte or self.dtype.lanes > 1:
             return methods.host_elements(self).tolist()
         return (self if self.device.is_host else self.to_device("cpu")).numpy().tolist()
 
@@ -475,9 +475,9 @@ class Tensor(TensorMetadata):
 
     def __bool__(self) -> bool:
         """Return the truth of the only element."""
-        if self.size != 1:
+        if (count := self.size * self.dtype.lanes) != 1:
             raise ValueError(
-                f"a tensor of {self.size} elements is neither true nor false; ask an array, as in "
+                f"a tensor of {count} numbers is neither true nor false; ask an array, as in "
                 "dlbridge.to_device(t, 'cpu', like='numpy').any(), or t.size"
             )
         return bool(self.item())

@@ -171,7 +171,7 @@ def test_the_buffer_protocol():
 
 def test_views_of_a_devices_memory_are_refused():
     t = bridge.to_device(array(), EXT)
-    for read in (lambda: t.numpy(copy=False), lambda: memoryview(t)):
+    for read in (lambda: t.numpy(copy=False), lambda: memoryview(t), lambda: t.__buffer__(0)):
         with pytest.raises((BufferError, TypeError), match=r"to_device|bytes-like"):
             read()
 
@@ -183,11 +183,22 @@ def test_item():
         bridge.asarray([1, 2]).item()
 
 
+@pytest.mark.parametrize("name", ["int4", "int4x2", "int4x3", "float4_e2m1fn", "float32x4"])
+def test_lists_of_packed_elements_and_of_vectors(name):
+    t = bridge.full((2, 4), 1, name, EXT)
+    element = 1 if t.dtype.lanes == 1 else [1] * t.dtype.lanes
+    assert t.tolist() == [[element] * 4] * 2
+    assert t[1, 0].item() == element
+
+
 def test_truth_and_membership():
     assert bridge.asarray([7])
     assert not bridge.to_device(np.zeros(1), EXT)
     with pytest.raises(ValueError, match="neither true nor false"):
         bool(bridge.asarray([1, 2]))
+    for vector in ("int4x2", "int4x3", "float32x4"):
+        with pytest.raises(ValueError, match="neither true nor false"):
+            bool(bridge.zeros(1, vector))
     assert 1.0 in bridge.asarray([1.0])
     assert 2.0 not in bridge.to_device(np.ones(3), EXT)
     for use in (len, list):  # without dimensions
