@@ -5,6 +5,8 @@ The core and the package ask these tables for names that they do not have.
 
 from __future__ import annotations
 
+import sys
+
 
 def refuse_shape(cause: TypeError, *given: object) -> None:
     """Raise TypeError if ``view`` was given the lengths of a shape, as torch's takes them."""
@@ -115,10 +117,13 @@ DTYPE_NAMES = _by_name(
 )
 """A name that numpy's dtypes have -> what to write with ours."""
 
+# The one that `with` asks for first: contextlib takes what has both for a context manager.
+_ENTERED = "__exit__" if sys.version_info >= (3, 14) else "__enter__"
+
 DEVICE_NAMES = _by_name(
     {
         f"{_NOT_CURRENT}, as in dlbridge.to_device(x, device), and dlbridge.use_stream(device, "
-        "stream) makes a stream the current one": "__enter__ __exit__",
+        "stream) makes a stream the current one": _ENTERED,
         "d.name is the name of its backend, and dlbridge.backend(d.name) the backend": "backend "
         "platform device_type",
         "d.index is its number": "id device_id ordinal local_hardware_id",

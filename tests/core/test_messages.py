@@ -8,6 +8,7 @@ import io
 import pathlib
 import pickle
 import re
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.shared_memory import SharedMemory
@@ -801,6 +802,13 @@ def test_names_of_other_devices(name):
     assert name not in dir(device)
     assert name not in dir(bridge.Device)
     assert {"index", "memory", "type", "uuid"} <= set(dir(device))
+
+
+def test_a_device_is_no_context_manager():
+    device = bridge.device("cpu")
+    assert not isinstance(device, AbstractContextManager)
+    with pytest.raises(AttributeError, match="no device is current.*use_stream"), device:
+        pass
 
 
 def test_a_device_is_no_block():
