@@ -126,12 +126,12 @@ def astype(x: ArrayLike, dtype: DTypeLike, saturate: bool = False) -> Tensor:
     target = as_dtype(dtype)
     check_dtype(target)
     source = tensor.dtype
-    if not tensor.device.is_host:
-        tensor = to_device(tensor, CPU)
     lane, new_lane = _lanes(tensor, target)
     if _is_complex(lane) and not _is_complex(new_lane) and new_lane.name != "bool":
         text = f"astype drops the imaginary parts: {source} to {target}"
         warnings.warn(text, np.exceptions.ComplexWarning, stacklevel=2)
+    if not tensor.device.is_host:
+        tensor = to_device(tensor, CPU)
     out = new_tensor(CPU, target, tensor.shape)
     if tensor.size:
         copied = recorded("astype makes it", tensor, CPU, "convert", out)

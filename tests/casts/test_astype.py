@@ -207,6 +207,13 @@ def test_refusals(source, target, message):
         bridge.astype(np.zeros(4, source), target)
 
 
+def test_what_is_refused_is_not_copied_before():
+    t = bridge.to_device(np.zeros(4, "float32"), "ext_dev")
+    with bridge.trace() as trace, pytest.raises(BufferError, match="lanes"):
+        bridge.astype(t, "float32x2")
+    assert not list(trace)
+
+
 def test_other_refusals():
     with pytest.raises(TypeError, match="dtype"):
         bridge.astype(np.zeros(2), object())
