@@ -807,7 +807,7 @@ def test_names_of_other_devices(name):
 def test_a_device_is_no_context_manager():
     device = bridge.device("cpu")
     assert not isinstance(device, AbstractContextManager)
-    with pytest.raises(AttributeError, match="no device is current.*use_stream"), device:
+    with pytest.raises(AttributeError, match=r"no device is current.*use_stream"), device:
         pass
 
 

@@ -155,7 +155,7 @@ def check_whole_elements(tensor: Tensor) -> None:
         raise ExchangeError(
             f"{dtype} elements are packed: {tensor.size} of them are {tensor.nbytes} bytes, and "
             "work on an object of that shape would go beyond; t.view('uint8') has the bytes, and "
-            "dlbridge.astype(t.to_device('cpu'), 'float32') the numbers"
+            "dlbridge.astype(t, 'float32') the numbers"
         )
 
 
