@@ -649,8 +649,8 @@ def _in_place(dst: ArrayLike) -> Tensor:
 
         if isinstance(dst, np.ndarray) and dst.dtype.kind in "biufc":
             raise ExchangeError(
-                f"DLPack cannot describe {with_article(type(dst).__name__)} of {dst.dtype.str!r} "
-                f"with byte strides {dst.strides}, so copy_ has no way into it; numpy has: "
+                f"copy_ cannot copy into {with_article(type(dst).__name__)} of {dst.dtype.str!r} "
+                f"with byte strides {dst.strides}, which DLPack does not have; numpy can: "
                 "x[...] = dlbridge.to_device(source, 'cpu', like='numpy')"
             ) from exc
         cause = exc.__cause__
