@@ -5,8 +5,6 @@ The core and the package ask these tables for names that they do not have.
 
 from __future__ import annotations
 
-import sys
-
 
 def refuse_shape(cause: TypeError, *given: object) -> None:
     """Raise TypeError if ``view`` was given the lengths of a shape, as torch's takes them."""
@@ -30,7 +28,6 @@ _DTYPES = (
     "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 bfloat16 "
     "complex64 complex128 bool int4 uint4 float8_e4m3fn float8_e5m2 float4_e2m1fn"
 )
-_NOT_CURRENT = "no device is current: name one in each call"
 _BACKENDS = "cpu cuda oneapi opencl rocm vulkan webgpu"
 
 PACKAGE_NAMES = _by_name(
@@ -80,8 +77,9 @@ PACKAGE_NAMES = _by_name(
         "it": "mem_get_info memory_allocated",
         "dlbridge.device_of(x) is the device of an array, dlbridge.device(name) that of a "
         "name": "get_device",
-        f"{_NOT_CURRENT}, as in dlbridge.to_device(x, device)": "set_device set_default_device "
-        "get_default_device default_device current_device",
+        "no device is current: name one in each call, as in "
+        "dlbridge.to_device(x, device)": "set_device set_default_device get_default_device "
+        "default_device current_device",
         "memory of the devices 'cuda_host' and 'rocm_host' is page-locked": "pin_memory pinned",
         "dlbridge.trim() gives memory that is kept for later back": "empty_cache clear_cache",
         "with dlbridge.trace() as trace: records what is copied, and dlbridge.watch() which arrays "
@@ -117,13 +115,8 @@ DTYPE_NAMES = _by_name(
 )
 """A name that numpy's dtypes have -> what to write with ours."""
 
-# The one that `with` asks for first: contextlib takes what has both for a context manager.
-_ENTERED = "__exit__" if sys.version_info >= (3, 14) else "__enter__"
-
 DEVICE_NAMES = _by_name(
     {
-        f"{_NOT_CURRENT}, as in dlbridge.to_device(x, device), and dlbridge.use_stream(device, "
-        "stream) makes a stream the current one": _ENTERED,
         "d.name is the name of its backend, and dlbridge.backend(d.name) the backend": "backend "
         "platform device_type",
         "d.index is its number": "id device_id ordinal local_hardware_id",
@@ -143,10 +136,9 @@ TENSOR_NAMES = _by_name(
         "write t.to_device('cpu')": "cpu host",
         "write t.to_device('cuda:0')": "cuda",
         "write t.to_device(device), dlbridge.to_device(t, 'cpu', like='torch') for an array of "
-        "another library, and dlbridge.astype(t, dtype) for another "
-        "dtype": "to",
-        "write t.numpy(), which copies from devices that the host does not "
-        "read": "to_numpy as_numpy get asnumpy values array get_array",
+        "another library, and dlbridge.astype(t, dtype) for another dtype": "to",
+        "write t.numpy(), which copies from devices": "to_numpy as_numpy get asnumpy values array "
+        "get_array",
         "write dlbridge.to_device(t, 'cpu', like='torch'), or name another device that torch "
         "has": "torch to_torch",
         "write dlbridge.to_device(t, 'cpu', like='jax'), or name another device that jax "

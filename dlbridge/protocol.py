@@ -53,6 +53,8 @@ Rules that hold for every member:
 * No stream must be used or waited for so that another one works, or for memory to be given back:
   a program may use streams of its own only.
 * A thread that waits for a stream holds up no other thread, except one that needs the same work.
+  Where the driver gives a waiting thread other work, that is the driver's (``waits_alone`` in the
+  conformance kit).
 * A handle that ``current_stream`` or ``normalize_stream`` returns is good for as long as whoever
   owns the stream keeps it: dlbridge keeps the object that ``use_stream`` got until its block
   ends, and asks ``current_stream`` anew for each call. Memory may still name the stream

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import numpy as np
 
 from dlbridge.api.anything import BUFFERS, NUMBERS, import_anything, refuse_read_once
 from dlbridge.api.like import as_library
@@ -36,14 +37,12 @@ if TYPE_CHECKING:
 
     import cupy
     import jax
-    import numpy as np
     import pyopencl.array
     import torch
     import tvm_ffi
     from typing_extensions import Unpack
 
     from dlbridge.core.moves.plans import Plan
-    from dlbridge.core.tensor.operand import Operand
     from dlbridge.typing import (
         ArrayClassModule,
         ArrayLike,
@@ -578,11 +577,10 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
             if not given.shape:
                 ways.append("give one value for each element: dlbridge.full_like(t, value)")
             elif into.size == given.size:
-                ways.append(f"reshape it: source.reshape({into.shape}){_transposed(into, given)}")
-            elif all(
-                extent in (1, wide)
-                for extent, wide in zip_longest(given.shape[::-1], into.shape[::-1], fillvalue=1)
-            ):
+                ways.append(f"reshape it: source.reshape({into.shape})")
+                if sorted(into.shape) == sorted(given.shape):
+                    ways[-1] += ", in the order of its elements, or source.transpose(axes)"
+            elif _is_broadcast(given.shape, into.shape):
                 ways.append("repeat it: numpy.broadcast_to(source, t.shape)")
             else:
                 ways.append("copy between parts of the same shape: t[:n], source[:n]")
@@ -612,18 +610,12 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
         copy_elements(into, given, report)
 
 
-def _transposed(into: Operand, given: Operand) -> str:
-    """The other way to the shape, where that is a permutation: reshape keeps the order."""
-    longer = [[extent for extent in each.shape if extent != 1] for each in (into, given)]
-    if sorted(into.shape) != sorted(given.shape) or longer[0] == longer[1]:
-        return ""
-    free = list(range(len(given.shape)))
-    axes = []
-    for extent in into.shape:
-        axes.append(next(axis for axis in free if given.shape[axis] == extent))
-        free.remove(axes[-1])
-    order = ", ".join(map(str, axes))
-    return f", in the order of its elements, or transpose it: source.transpose({order})"
+def _is_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether an array of *shape* is repeated to the shape *to*, by numpy's rules."""
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
 
 
 def _outside(progress: Callable[[int, int], object]) -> Callable[[int, int], None]:
@@ -645,8 +637,6 @@ def _in_place(dst: ArrayLike) -> Tensor:
     try:
         return asarray(dst, copy=False)
     except ExchangeError as exc:
-        import numpy as np
-
         if isinstance(dst, np.ndarray) and dst.dtype.kind in "biufc":
             raise ExchangeError(
                 f"copy_ cannot copy into {with_article(type(dst).__name__)} of {dst.dtype.str!r} "

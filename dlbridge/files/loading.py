@@ -71,8 +71,8 @@ class TensorFile(Mapping[str, _Array]):
     With ``like=`` they are arrays of that library. This object keeps each tensor that was
     used; `read` returns one that it does not keep. `keys`, ``len`` and ``in`` load
     nothing. Any thread may use it. The file stays open as long as this object or a tensor
-    on its pages exists; with ``with load(path) as file:`` until the end of the block, except
-    for tensors on its pages, which stay.
+    on its pages exists; with ``with load(path) as file:`` until the end of the block, or until
+    `close`, except for tensors on its pages, which stay.
 
     Examples
     --------
@@ -83,15 +83,6 @@ class TensorFile(Mapping[str, _Array]):
     ...     list(file), file["y"].tolist()
     (['x', 'y'], [0.0, 0.0])
     """
-
-    if not TYPE_CHECKING:
-
-        def __new__(cls, *made: object) -> Self:
-            """Raise TypeError, which names load, for a path alone."""
-            if len(made) < 6:
-                what = "a TensorFile is not made by calling its class"
-                raise TypeError(f"{what}; dlbridge.load(path) opens a file")
-            return super().__new__(cls)
 
     def __init__(
         self,
@@ -144,11 +135,6 @@ class TensorFile(Mapping[str, _Array]):
             way = ""
             if name in self.__dict__.get("_entries", ()):
                 way = f"; write file[{name!r}] for that tensor"
-            elif name == "close":
-                way = (
-                    "; `with dlbridge.load(path) as file:` closes it behind the block, and so does "
-                    "`del` of it and of its tensors"
-                )
             elif name[0] != "_":
                 way = "; file[name] is a tensor, and list(file) has the names"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{way}")
@@ -157,6 +143,22 @@ class TensorFile(Mapping[str, _Array]):
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, as the end of a ``with`` block does. Tensors of it stay valid.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     bridge.save(f"{folder}/a.safetensors", {"x": np.ones(3)})
+        ...     file = bridge.load(f"{folder}/a.safetensors")
+        ...     x = file["x"]
+        ...     file.close()
+        >>> x.tolist()
+        [1.0, 1.0, 1.0]
+        """
         for source, _ in self._entries.values():
             source.close()
         self._loaded.clear()

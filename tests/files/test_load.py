@@ -78,9 +78,15 @@ def test_names_choose_what_is_loaded_now(model):
         file["weight"]
 
 
-def test_a_file_has_no_close(model):
-    with pytest.raises(AttributeError, match=r"`with dlbridge\.load\(path\) as file:`.* `del`"):
-        bridge.load(model[0]).close()
+def test_a_file_is_closed(model):
+    file = bridge.load(model[0])
+    name = next(iter(file))
+    kept = file[name]
+    file.close()
+    file.close()
+    assert kept.tolist() is not None
+    with pytest.raises(ValueError, match="closed"):
+        _ = file[name]
 
 
 def test_a_name_that_is_not_there(model):

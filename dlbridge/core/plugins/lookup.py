@@ -77,10 +77,12 @@ def _unknown(wanted: object) -> ValueError:
     """The error for a text that names no device, with what there is on this machine."""
     name, _, _ = str(wanted).partition(":")
     here = backends()
-    hint = did_you_mean(name, [*here, *type_names(), *[f"torch-{name}"] * (name in _OF_TORCH)])
+    hint = did_you_mean(name, [*here, *type_names()])
     if name.lower() == "gpu":
         drivers = [f"'{driver}:0'" for driver in _OF_GPUS if driver in here]
         hint = f" (a GPU is called by its backend: {' or '.join(drivers)})" if drivers else ""
+    elif name in _OF_TORCH:
+        hint = f" (did you mean 'torch-{name}'?)"
     elif not hint and is_name(name):
         hint = "; that is a dtype, and this argument is the device"
     elif not hint and name in sys.modules:

@@ -298,7 +298,7 @@ class Tensor(TensorMetadata):
             to it would not reach the tensor. False: a view, or an error for memory of a device.
             True: always a copy.
         force : bool
-            As torch's: ``t.numpy(force=True)`` is ``t.numpy()``.
+            For those who call it as torch's: it changes nothing, as None copies where it must.
 
         Returns
         -------
@@ -318,7 +318,7 @@ class Tensor(TensorMetadata):
         """
         wanted = numpy_type(self)
         if not self.device.is_host:
-            if copy is False and not force:
+            if copy is False:
                 raise ExchangeError(
                     f"the tensor is on {self.device}, and numpy has no views of that; "
                     f"t.numpy() copies it, and {methods.way_to_host(self)}"

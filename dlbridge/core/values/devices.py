@@ -19,7 +19,7 @@ from dlbridge.core.public import OpenEnum, Value, public
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import ADDRESS_DEVICES, HOST_DEVICES
 
-from .text import Absent, WithAbsentNames, with_article
+from .text import AbsentNames, with_article
 
 if TYPE_CHECKING:
     from dlbridge.typing import DeviceLike
@@ -105,7 +105,7 @@ _INTEGER = re.compile(r"-?[0-9]+", re.ASCII)
 
 
 @public
-class Device(Value, metaclass=WithAbsentNames):
+class Device(AbsentNames, Value, absent=DEVICE_NAMES):
     """A device: DLDevice (``dlpack.h`` 1.3) and the name of its backend. An immutable value.
 
     Equal devices are one object. ``str(d)`` is ``"cuda:0"``, which
@@ -192,9 +192,6 @@ class Device(Value, metaclass=WithAbsentNames):
         """
         key = type, index, name
         return _interned[key] if key in _interned else _intern(type, index, name)
-
-    def __dir__(self) -> list[str]:
-        return dir(Device)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Device, (int(self.type), self.index, self.name)  # cloudpickle cannot name Device.of
@@ -317,10 +314,6 @@ class Device(Value, metaclass=WithAbsentNames):
         return methods.same_device(self, backend)
 
 
-for _foreign, _instead in DEVICE_NAMES.items():
-    setattr(Device, _foreign, Absent(_foreign, _instead))
-
-
 class UnknownName(ValueError):
     """No device type has that name; a backend may have it."""
 
@@ -391,7 +384,9 @@ def split(text: str) -> tuple[str, int | str | None]:
         raise ValueError(
             f"{text!r} is not a valid device: write 'name' or 'name:index', as in 'cuda:0'"
         )
-    return name, int(selector) if _INTEGER.fullmatch(selector) else selector or None
+    if _INTEGER.fullmatch(selector):
+        return name, int(selector)
+    return name, selector or None
 
 
 def device(
@@ -407,7 +402,7 @@ def device(
         if type(obj) is int:  # to torch, that of a GPU
             raise TypeError(
                 f"the integer {obj} is not a valid device: write the name and the number, such as "
-                f"'cuda:0', or a Device; dlbridge.DLDeviceType({obj}) is the type, {named.name}"
+                f"'cuda:0', or a Device; DLPack's type {named.name} is dlbridge.DLDeviceType({obj})"
             )
         return named
     if chosen:

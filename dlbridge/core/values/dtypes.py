@@ -16,11 +16,10 @@ from dlbridge._absent_names import DTYPE_NAMES
 from dlbridge.core.public import OpenEnum, Value, for_guests, public
 from dlbridge.errors import ExchangeError
 
-from .text import Absent, WithAbsentNames, did_you_mean, with_article
+from .text import AbsentNames, did_you_mean, with_article
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Iterable
 
     import numpy as np
 
@@ -121,7 +120,7 @@ _SCALABLE = 0x8000
 
 
 @public
-class DType(Value, metaclass=WithAbsentNames):
+class DType(AbsentNames, Value, absent=DTYPE_NAMES):
     """The type of one element: DLDataType (``dlpack.h`` 1.3). An immutable value.
 
     Equal types are one object. ``==`` also compares with everything that
@@ -225,10 +224,6 @@ class DType(Value, metaclass=WithAbsentNames):
     else:
         __hash__ = object.__hash__
 
-    def __dir__(self) -> Iterable[str]:
-        """Return the names that are there."""
-        return [name for name in super().__dir__() if name not in DTYPE_NAMES]
-
     def __str__(self) -> str:
         return self.name
 
@@ -290,9 +285,6 @@ class DType(Value, metaclass=WithAbsentNames):
         except ExchangeError as exc:
             raise AttributeError(str(exc)) from exc
 
-
-for _foreign, _instead in DTYPE_NAMES.items():
-    setattr(DType, _foreign, Absent(_foreign, _instead))
 
 _interned: dict[tuple[int, int, int], DType] = {}
 NUMPY_DTYPES: dict[Any, DType] = {}

@@ -43,20 +43,13 @@ def test_copy_takes_any_library():
             np.zeros((2, 3)),
             np.zeros((3, 2)),
             ValueError,
-            r"reshape\(\(2, 3\)\), in the order of .*, or transpose it: source\.transpose\(1, 0\)$",
+            r"in the order of its elements, or source\.transpose\(axes\)$",
         ),
-        (
-            np.zeros((4, 2, 3)),
-            np.zeros((2, 3, 4)),
-            ValueError,
-            r" or transpose it: source\.transpose\(2, 0, 1\)$",
-        ),
-        (np.zeros((1, 3)), np.zeros((3, 1)), ValueError, r"reshape it: .*reshape\(\(1, 3\)\)$"),
         (np.zeros(3), np.zeros(()), ValueError, "must be equal; give one value for each element"),
         (np.zeros(3), np.zeros(3, "f4"), ValueError, "must be equal; convert it: .*'float64'\\)$"),
         (object(), [1.0], TypeError, "is not a tensor"),
     ],
-    ids=["size", "shape", "transposed", "axes", "one axis", "number", "dtype", "object"],
+    ids=["size", "shape", "transposed", "number", "dtype", "object"],
 )
 def test_copies_that_are_refused(to, source, error, said):
     with pytest.raises(error, match=said):

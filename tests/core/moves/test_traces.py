@@ -167,7 +167,7 @@ ROWS = {
     ),
     "numpy of a device": Row(
         lambda: on(FAR),
-        lambda t: t.numpy(copy=None),
+        lambda t: t.numpy(),
         [("download", 96)],
         "numpy has no views of that memory",
         (FAR, HOST),

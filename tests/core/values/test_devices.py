@@ -182,7 +182,7 @@ def test_an_index_beside_the_name():
 @pytest.mark.parametrize("number", [0, 1, 2, 99])
 def test_an_integer_alone_is_no_device(number):
     # To torch it is a number of a GPU, to DLPack that of a type.
-    with pytest.raises(TypeError, match=rf"^the integer {number} is .* such as 'cuda:0'.*type, \w"):
+    with pytest.raises(TypeError, match=rf"^the integer {number} is .* such as 'cuda:0'.*type \w"):
         device(number)
     kind = DLDeviceType(number)
     assert device(kind) is device(number, 0) is Device.of(number)
