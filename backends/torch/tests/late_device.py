@@ -36,6 +36,7 @@ class Queue:
     """The work of one stream, in order, by a thread of its own."""
 
     def __init__(self):
+        self.lock = threading.RLock()  # a destructor puts work, too
         self.work = queue.SimpleQueue()
         self.thread = None
         self.failure = None
@@ -43,11 +44,15 @@ class Queue:
 
     def put(self, function):
         self.raise_failure()
-        if self.thread is None:
-            self.thread = threading.Thread(target=self.run, daemon=True)
-            self.thread.start()
-        self.queued += 1
-        self.work.put(function)
+        self.enqueue(function)
+
+    def enqueue(self, function):
+        with self.lock:
+            if self.thread is None:
+                self.thread = threading.Thread(target=self.run, daemon=True)
+                self.thread.start()
+            self.queued += 1
+            self.work.put(function)
 
     def run(self):
         while True:
@@ -64,9 +69,7 @@ class Queue:
     def mark(self):
         """An event that is set when the work that is queued now is done."""
         event = threading.Event()
-        failure, self.failure = self.failure, None
-        self.put(event.set)
-        self.failure = failure
+        self.enqueue(event.set)
         return event
 
     def synchronize(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import types
 
@@ -22,6 +23,29 @@ def held(stream):
     gate = threading.Event()
     stream.queue.put(lambda: gate.wait(60))
     return gate
+
+
+def test_one_thread_does_the_work_of_a_stream_of_the_simulator(late):
+    """Two would change its order: memory that is freed would be written."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(300):
+            stream, begin, workers = late.Queue(), threading.Barrier(8), set()
+
+            def put(stream=stream, begin=begin, workers=workers):
+                begin.wait()
+                stream.put(lambda: workers.add(threading.get_ident()))
+
+            threads = [threading.Thread(target=put) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            stream.mark().wait(60)
+            assert len(workers) == 1
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_which_streams_are_taken(late, backend):
