@@ -6,8 +6,6 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-import numpy as np
-
 from dlbridge.api.anything import BUFFERS, NUMBERS, import_anything, refuse_read_once
 from dlbridge.api.like import as_library
 from dlbridge.api.routes import ITSELF, ROUTES, Move, at_its_place, check_progress, find_route
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
 
     import cupy
     import jax
+    import numpy as np
     import pyopencl.array
     import torch
     import tvm_ffi
@@ -579,7 +578,7 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
             elif into.size == given.size:
                 ways.append(f"reshape it: source.reshape({into.shape})")
                 if sorted(into.shape) == sorted(given.shape):
-                    ways[-1] += ", in the order of its elements, or source.transpose(axes)"
+                    ways[-1] += ", in the order of its elements, or source.transpose(axis, ...)"
             elif _is_broadcast(given.shape, into.shape):
                 ways.append("repeat it: numpy.broadcast_to(source, t.shape)")
             else:
@@ -612,6 +611,8 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
 
 def _is_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """Whether an array of *shape* is repeated to the shape *to*, by numpy's rules."""
+    import numpy as np
+
     try:
         return np.broadcast_shapes(shape, to) == to
     except ValueError:
@@ -637,6 +638,8 @@ def _in_place(dst: ArrayLike) -> Tensor:
     try:
         return asarray(dst, copy=False)
     except ExchangeError as exc:
+        import numpy as np
+
         if isinstance(dst, np.ndarray) and dst.dtype.kind in "biufc":
             raise ExchangeError(
                 f"copy_ cannot copy into {with_article(type(dst).__name__)} of {dst.dtype.str!r} "
