@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from dlbridge import _methods as methods
+from dlbridge.api import interfaces
 from tests.support.expected_parts import expected
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,7 +170,8 @@ def typed_imports(path):
     for block in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
             for node in block.body:
-                found |= dict.fromkeys([alias.asname for alias in node.names], node.module)
+                home = "." * (node.level - 1) + node.module
+                found |= dict.fromkeys([alias.asname for alias in node.names], home)
     return found
 
 
@@ -194,6 +196,20 @@ def test_the_table_of_methods():
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "methods"
     }
     assert used == set(methods._MODULES)
+
+
+def test_the_table_of_interfaces():
+    """The same of what the API calls for objects without DLPack."""
+    assert typed_imports(MODULES["dlbridge.api.interfaces"]) == interfaces._MODULES
+    users = [
+        name
+        for name, path in MODULES.items()
+        if "dlbridge.api.interfaces" in imported(name, path, MODULES)
+    ]
+    assert users == ["dlbridge.api.anything", "dlbridge.api.moving"]
+    for name, module in interfaces._MODULES.items():
+        home = import_module(f".{module}", "dlbridge.api")
+        assert getattr(interfaces, name) is getattr(home, name)
 
 
 @pytest.mark.parametrize("name", methods._MODULES)

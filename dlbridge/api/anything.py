@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import (
-    ItemsView,
-    Iterator,
-    KeysView,
-    Mapping,
-    Sequence,
-    Set,
-    ValuesView,
-)
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.api.lists import array_of
+from dlbridge.api import interfaces
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.dlpack import device_of_producer, import_producer, refuse_class
@@ -29,17 +18,9 @@ from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import label_array, wrap_array
 from dlbridge.core.tensor.memory import carrier_dtype
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import CPU, Device, type_names
-from dlbridge.core.values.dtypes import ForeignByteOrder, from_numpy, is_name
+from dlbridge.core.values.devices import CPU, Device
+from dlbridge.core.values.dtypes import ForeignByteOrder, from_numpy
 from dlbridge.errors import Error, ExchangeError
-from dlbridge.interop.array_interfaces import (
-    NOTHING_TO_SHARE,
-    from_array_interface,
-    from_array_method,
-    from_buffer,
-    from_cuda_array_interface,
-)
-from dlbridge.interop.arrow import from_arrow, is_arrow, is_stream
 from dlbridge.protocol import CONTEXT_DEVICES
 
 if TYPE_CHECKING:
@@ -59,7 +40,7 @@ def _from_producer(x: Any, copy: bool | None) -> Tensor:
             return tensor
     strict = False if copy is False else None
     if _is_by_arrow(x):
-        return from_arrow(x, copy)
+        return interfaces.from_arrow(x, copy)
     try:
         return import_producer(x, None, strict, None)
     except unless_handler(BufferError, NotImplementedError) as exc:
@@ -76,10 +57,10 @@ def _in_another_way(x: Any, copy: bool | None, exc: Exception) -> Tensor:
     """
     if library_of(type(x)) is None:
         if getattr(x, "__array_interface__", None) is not None:
-            return wrap_array(from_array_interface(x, copy))
+            return wrap_array(interfaces.from_array_interface(x, copy))
         if hasattr(type(x), "__array__"):
-            return wrap_array(from_array_method(x, copy))
-    way_out = _method_of(x)
+            return wrap_array(interfaces.from_array_method(x, copy))
+    way_out = interfaces.method_of(x)
     exc.add_note(f"raised by {origin_of(x)}.__dlpack__" + (way_out and f"; {way_out}"))
     raise exc
 
@@ -137,19 +118,20 @@ def _by_its_interface(
             # An object that reads its array anew each time (a lazy DataArray) shares nothing.
             again = import_anything(_exposed(library, x, copy), wanted, copy)
             if again.data_ptr() != tensor.data_ptr():
-                raise ExchangeError(NOTHING_TO_SHARE.format(origin_of(x)))
+                raise ExchangeError(interfaces.NOTHING_TO_SHARE.format(origin_of(x)))
         return tensor
     native = import_native(x, library, device)
     if native is not None:
         return native
     if getattr(x, "__cuda_array_interface__", None) is not None:
-        return from_cuda_array_interface(x)
+        return interfaces.from_cuda_array_interface(x)
     if getattr(x, "__array_interface__", None) is not None:
-        return wrap_array(from_array_interface(x, copy))
-    if is_arrow(x):  # a column without a shape: after the interface that has one (PIL has both)
-        return from_arrow(x, copy)
+        return wrap_array(interfaces.from_array_interface(x, copy))
+    # A column without a shape: after the interface that has one (PIL has both).
+    if interfaces.is_arrow(x):
+        return interfaces.from_arrow(x, copy)
     if hasattr(x, "__array__"):
-        return wrap_array(from_array_method(x, copy))
+        return wrap_array(interfaces.from_array_method(x, copy))
     return _from_buffer_or_numbers(x, wanted, copy)
 
 
@@ -158,7 +140,7 @@ def is_read_once(x: Any) -> bool:
     cls = type(x)
     others = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
     return cls.__name__ == "PyCapsule" or (
-        is_stream(x) and not any(hasattr(cls, name) for name in others)
+        not any(hasattr(cls, name) for name in others) and interfaces.is_stream(x)
     )
 
 
@@ -220,13 +202,13 @@ BUILTIN = frozenset({*BUFFERS, memoryview, *NUMBERS})
 
 
 def _from_buffer_or_numbers(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
-    tensor = None if type(x) in NUMBERS else from_buffer(x)
+    tensor = None if type(x) in NUMBERS else interfaces.from_buffer(x)
     if tensor is not None:
         return tensor
     numbers = _plain(x)
     if copy is False:
-        raise ExchangeError(NOTHING_TO_SHARE.format(origin_of(x)))
-    return wrap_array(array_of(numbers, wanted, _values_of))
+        raise ExchangeError(interfaces.NOTHING_TO_SHARE.format(origin_of(x)))
+    return wrap_array(interfaces.array_of(numbers, wanted, _values_of))
 
 
 def arrays_in(x: Any) -> int:
@@ -254,7 +236,7 @@ def _plain(x: Any) -> Any:
     """Python scalars and nested sequences of them; TypeError for anything else."""
     if isinstance(x, NUMBERS):
         return x
-    way_out = _instead_of(x)
+    way_out = interfaces.instead_of(x)
     if way_out:
         raise TypeError(f"{origin_of(x)} is not a tensor: {way_out}")
     raise TypeError(
@@ -262,138 +244,6 @@ def _plain(x: Any) -> Any:
         "buffer, no entry point of 'dlbridge.libraries' describes it, and no backend has objects "
         f"of that package ({', '.join(known_backends())})"
     )
-
-
-def _instead_of(x: Any) -> str:
-    """What to write where *x* is a usual mistake; empty if it is none."""
-    if x is None:
-        return (
-            "None was given; perhaps the function that should have made the array returns nothing"
-        )
-    if isinstance(x, Device) or (isinstance(x, str) and _names_device(x)):
-        named = repr(str(x))
-        return (
-            f"{named} is a device, and a device comes second: dlbridge.to_device(x, {named}); for "
-            f"the device itself write dlbridge.device({named})"
-        )
-    if isinstance(x, (str, os.PathLike)):
-        return _instead_of_text(x)
-    if isinstance(x, Mapping) or hasattr(x, "__dataclass_fields__"):
-        return "dlbridge.tree_to_device(x, device) moves each of its arrays, and keeps the keys"
-    if isinstance(x, ItemsView):
-        return "dlbridge.tree_to_device(dict(x), device) moves each array, and keeps the keys"
-    if isinstance(x, Set) and not isinstance(x, KeysView):
-        return "a set has no order; pass sorted(x)"
-    return _method_of(x) or _instead_of_others(x)
-
-
-ENDINGS = (".npy", ".npz", ".safetensors", ".gguf")
-"""Of the names of files that `dlbridge.load` reads."""
-
-
-def way_of_picture(path: str) -> str:
-    """What reads the picture *path*, for messages; empty where its suffix is of something else."""
-    import mimetypes  # for messages only
-
-    if not (mimetypes.guess_type(path)[0] or "").startswith("image/"):
-        return ""
-    return f"for a picture, dlbridge.asarray(PIL.Image.open({path!r}))"
-
-
-def _instead_of_text(x: str | os.PathLike[Any]) -> str:
-    name = os.fspath(x)
-    if str(name).lower().endswith(ENDINGS):
-        return f"for a file, write dlbridge.load({str(name)!r})"
-    if picture := way_of_picture(str(name)):
-        return picture
-    if not isinstance(x, str):
-        return "dlbridge.load(path) reads a file"
-    if is_name(x):
-        return f"{x!r} is a dtype, and the array comes before it"
-    return (
-        f"{x!r:.80} is a text, and a tensor has numbers: dlbridge.load(path) reads a file of "
-        "tensors, and dlbridge.asarray(x.encode()) has the bytes of the text"
-    )
-
-
-def _instead_of_others(x: Any) -> str:
-    if hasattr(x, "read"):
-        return (
-            "an open file is not read here: dlbridge.load(x) reads a file of tensors, and "
-            "dlbridge.asarray(x.read()) takes its bytes"
-        )
-    if isinstance(x, (range, Iterator, Sequence, KeysView, ValuesView)):
-        return "pass its numbers as a list: list(x)"
-    if isinstance(x, (FunctionType, MethodType, BuiltinFunctionType)):
-        return "it is a function; pass what it returns"
-    if isinstance(x, ModuleType):
-        return "it is a module; pass an array (like= names the library of the result)"
-    if hasattr(type(x), "__iter__"):
-        return "move what it gives: [dlbridge.tree_to_device(each, device) for each in x]"
-    if hasattr(type(x), "__float__"):
-        return "pass float(x)"
-    if any(hasattr(getattr(x, "data", None), name) for name in OF_ARRAYS):
-        return "pass the array that it holds, x.data, or derive its class from dlbridge.Exporter"
-    return ""
-
-
-OF_ARRAYS = ("__dlpack__", "__array__", "__array_interface__", "__cuda_array_interface__")
-"""What an object has that is an array itself."""
-
-
-def _method_of(x: Any) -> str:
-    """What to write where a method of *x* gives an array or numbers; empty if none is known."""
-    cls = type(x)
-    package = cls.__module__.partition(".")[0]
-    if package == "_cffi_backend":
-        return "dlbridge.from_blob(x, shape, dtype) is a tensor on its memory"
-    if getattr(x, "is_valid", True) is False:  # a scalar of pyarrow
-        return "it is null; pass the number that it shall be"
-    if (package, cls.__name__) in _CLASSES:
-        return _CLASSES[package, cls.__name__]
-    for method, way_out in _METHODS.items():
-        if hasattr(cls, method):
-            return way_out
-    if hasattr(x, "dtype") and hasattr(x, "shape"):  # of PyTables
-        if hasattr(cls, "read"):
-            return "pass x.read(), which reads its elements"
-        if hasattr(cls, "__getitem__"):
-            return "pass x[:], which reads its elements"
-    return ""
-
-
-_CLASSES = {
-    ("torch", "UntypedStorage"): "pass torch.tensor((), dtype=dtype).set_(x), with the dtype of "
-    "its elements: torch.tensor((), dtype=torch.uint8).set_(x) for the bytes",
-    ("torch", "TypedStorage"): "pass torch.tensor((), dtype=x.dtype).set_(x)",
-    ("multiprocessing", "SharedMemory"): "pass x.buf, and keep x open",
-    ("cv2", "UMat"): "pass x.get()",
-    ("h5py", "Empty"): "it has a type, and neither a shape nor elements",
-    ("av", "VideoPlane"): "dlbridge.planes(frame) gives a tensor of each plane of a frame",
-}
-"""Of the classes of a package: what to write in place of an object of one."""
-
-
-_METHODS = {
-    "to_dense": "pass x.to_dense()",
-    "todense": "pass x.todense()",
-    "toarray": "pass x.toarray()",
-    "to_tensor": "pass x.to_tensor()",  # before to_numpy: pyarrow's sparse ones give parts there
-    "to_ndarray": "pass x.to_ndarray()",
-    "to_numpy": "pass x.to_numpy()",
-    "numpy": "pass x.numpy()",
-    "to_dlpack": "pass x.to_dlpack(), a capsule",
-    "state_dict": "dlbridge.tree_to_device(x.state_dict(), device) moves its arrays, and keeps the "
-    "names",
-    "as_py": "pass x.as_py()",
-    "__array_struct__": "pass numpy.asarray(x), which reads its __array_struct__",
-}
-"""Methods that give an array or numbers, the best one first: what to write where one is there."""
-
-
-def _names_device(text: str) -> bool:
-    name, _, _ = text.partition(":")
-    return name in {*known_backends(), *type_names()}
 
 
 @public

@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from dlbridge.api import interfaces
 from dlbridge.api.anything import BUFFERS, NUMBERS, import_anything, refuse_read_once
 from dlbridge.api.like import as_library
 from dlbridge.api.routes import ITSELF, ROUTES, Move, at_its_place, check_progress, find_route
@@ -27,7 +28,6 @@ from dlbridge.core.values.dtypes import ForeignByteOrder, dtype as as_dtype
 from dlbridge.core.values.layout import shares_places
 from dlbridge.core.values.text import with_article
 from dlbridge.errors import Error, ExchangeError
-from dlbridge.interop.arrow import used_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -274,7 +274,8 @@ def asarray(
         raise ExchangeError(
             f"{origin_of(x)} holds {tensor.dtype}, and asarray converts no elements: "
             f"dlbridge.astype(x, {wanted.name!r}) does, in new memory; "
-            f"dlbridge.asarray(x).view({wanted.name!r}) reads the memory as {wanted}{used_up(x)}"
+            f"dlbridge.asarray(x).view({wanted.name!r}) reads the memory as {wanted}"
+            + interfaces.used_up(x)
         )
     if target is None and (copy is None or copy is False):
         if copy is None and type(x) not in BUFFERS and is_recording():

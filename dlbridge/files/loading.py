@@ -18,8 +18,8 @@ from dlbridge import (
     dtype as as_dtype,
     to_device,
 )
-from dlbridge.api.anything import ENDINGS, way_of_picture
 from dlbridge.api.like import as_library
+from dlbridge.api.no_tensor import ENDINGS, way_of_picture
 from dlbridge.errors import Error, ExchangeError, FileError
 from dlbridge.extending import (
     CPU,

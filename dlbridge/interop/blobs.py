@@ -19,8 +19,8 @@ from dlbridge.abi import (
     raise_when_dropped,
     report,
 )
-from dlbridge.api.anything import OF_ARRAYS
 from dlbridge.api.creation import NAMED_TYPES, dtype_of, extents_of
+from dlbridge.api.no_tensor import OF_ARRAYS
 from dlbridge.errors import ExchangeError
 from dlbridge.extending import (
     CPU,

@@ -68,6 +68,25 @@ def test_ffi_first():
     assert run_scene("fresh.by_ffi") == "used cpu:0\n"
 
 
+FIRST_CALL = """
+import sys
+import numpy
+import dlbridge
+before = set(sys.modules)
+dlbridge.to_device(numpy.zeros(3), "cpu")
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_the_first_call_loads_what_it_needs():
+    """Nothing that only errors need, and nothing for objects without DLPack."""
+    loaded = set(run(FIRST_CALL).split())
+    assert "dlbridge.api.routes" in loaded
+    needless = {"difflib", "pkgutil", "importlib.metadata", "inspect", "dataclasses"}
+    others = {"api.lists", "api.no_tensor", "interop.arrow", "interop.array_interfaces"}
+    assert not loaded & (needless | {f"dlbridge.{name}" for name in others})
+
+
 # Without installed metadata ---------------------------------------------------
 
 WITHOUT_METADATA = """

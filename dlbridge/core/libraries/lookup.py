@@ -7,8 +7,8 @@ import sys
 import weakref
 from contextlib import suppress
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
-from pkgutil import resolve_name
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -49,14 +49,15 @@ _ROOM = "dlbridge.interop"
 
 @lru_cache(maxsize=len(_FILES))
 def _load(name: str) -> Library:
-    library: Library = resolve_name(f"{_ROOM}.{_FILES[name]}")
+    module, _, description = _FILES[name].partition(":")
+    library: Library = getattr(import_module(f"{_ROOM}.{module}"), description)
     return library
 
 
 @lru_cache(maxsize=1)
 def _small() -> dict[str, Library]:
     """The descriptions that need no file of their own."""
-    descriptions: dict[str, Library] = resolve_name(f"{_ROOM}.descriptions:SMALL")
+    descriptions: dict[str, Library] = import_module(f"{_ROOM}.descriptions").SMALL
     return descriptions
 
 
@@ -431,6 +432,8 @@ def _maker(library: Library) -> Callable[[Tensor], Any]:
     """The function of *library*, which has one, for a Tensor."""
     make = library.make
     if isinstance(make, str):
+        from pkgutil import resolve_name  # 2 ms of a first call that needs no maker
+
         make = resolve_name(make)
     if library.takes == "tensor":
         return cast("Callable[[Tensor], Any]", make)

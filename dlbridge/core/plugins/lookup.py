@@ -309,12 +309,11 @@ def _trim(plugin: Plugin, index: int) -> None:
         plugin.trim(index)
 
 
-_PREFIX = re.compile(r"(?:gpu|mig)-", re.ASCII | re.IGNORECASE)
-_DIGITS = re.compile(r"[0-9a-f]+", re.ASCII)
-_PCI = re.compile(
-    r"(?:(?P<domain>[0-9a-f]+):)?(?P<bus>[0-9a-f]{1,2}):(?P<device>[0-9a-f]{1,2})"
-    r"(?:\.(?P<function>[0-9a-f]))?",
-    re.ASCII | re.IGNORECASE,
+_PREFIX = r"(?ai:gpu|mig)-"  # not compiled here: few processes ask for identities
+_DIGITS = r"[0-9a-f]+"
+_PCI = (
+    r"(?ai)(?:(?P<domain>[0-9a-f]+):)?(?P<bus>[0-9a-f]{1,2}):(?P<device>[0-9a-f]{1,2})"
+    r"(?:\.(?P<function>[0-9a-f]))?"
 )
 
 
@@ -334,8 +333,8 @@ def uuid_text(said: object) -> str | None:
     """
     if not isinstance(said, str):
         return None
-    digits = _PREFIX.sub("", said.strip(), count=1).replace("-", "").lower()
-    if _DIGITS.fullmatch(digits) is None:
+    digits = re.sub(_PREFIX, "", said.strip(), count=1).replace("-", "").lower()
+    if re.fullmatch(_DIGITS, digits) is None:
         return None
     if len(digits) == 16:
         digits = digits.encode().hex()
@@ -346,7 +345,7 @@ def uuid_text(said: object) -> str | None:
 
 def pci_text(said: object) -> str | None:
     """``"0000:3b:00.0"`` for what a driver says; None if it is no PCI address."""
-    match = _PCI.fullmatch(said.strip()) if isinstance(said, str) else None
+    match = re.fullmatch(_PCI, said.strip()) if isinstance(said, str) else None
     if match is None:
         return None
     domain, bus, device, function = (int(part or "0", 16) for part in match.groups())

@@ -113,8 +113,8 @@ NUMPY_OWN: Final = frozenset(
 
 _PYTHON_TYPES: Final = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 
-_ONE_LANE = re.compile(r"([a-z]+|type_code\(([0-9]+)\)_)([0-9]+)", re.ASCII)
-_LANES = re.compile(r"(.+?)(xvscale)?x([0-9]+)", re.ASCII)
+_ONE_LANE = r"(?a)([a-z]+|type_code\(([0-9]+)\)_)([0-9]+)"
+_LANES = r"(?a)(.+?)(xvscale)?x([0-9]+)"
 _SCALABLE = 0x8000
 """TVM-FFI stores the lanes of a scalable vector as a negative 16-bit number: -4 is 'xvscalex4'."""
 
@@ -543,7 +543,7 @@ def _parse(text: str) -> tuple[int, int, int] | None:
     one = _parse_lane(text)
     if one is not None:
         return (*one, 1)
-    several = _LANES.fullmatch(text)
+    several = re.fullmatch(_LANES, text)
     one = _parse_lane(several[1]) if several else None
     if several is None or one is None:
         return None
@@ -562,7 +562,7 @@ def _parse_lane(text: str) -> tuple[int, int] | None:
         return _SMALL_FLOATS[text]
     if text in ("bool", "handle"):
         return _SPECIAL[text][:2]
-    match = _ONE_LANE.fullmatch(text)
+    match = re.fullmatch(_ONE_LANE, text)
     if match is None:
         return None
     code = int(match[2]) if match[2] else _WORDS.get(match[1])

@@ -68,11 +68,11 @@ def with_article(name: str) -> str:
     >>> with_article("int"), with_article("uint8"), with_article("xarray.Dataset")
     ('an int', 'a uint8', 'an xarray.Dataset')
     """
-    vowel = _VOWEL_SOUND.match(name)
+    vowel = re.match(_VOWEL_SOUND, name, re.IGNORECASE)
     return f"{'an' if vowel else 'a'} {name}"
 
 
-_VOWEL_SOUND = re.compile(r"a|e|i|o(?!ne)|x|ml|un(?!i)|up", re.IGNORECASE)
+_VOWEL_SOUND = r"a|e|i|o(?!ne)|x|ml|un(?!i)|up"
 
 
 @for_guests
