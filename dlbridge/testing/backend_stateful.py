@@ -35,7 +35,7 @@ class StatefulTests(PublicCase):
         class BelowAByte(Machine):
             dtypes = PACKED
 
-        seed = os.environ.get("DLBRIDGE_KIT_SEED")
+        seed = int(os.environ.get("DLBRIDGE_KIT_SEED", "0"))
         operations = int(os.environ.get("DLBRIDGE_OPERATIONS", "2000"))
-        Machine.run(operations, None if seed is None else int(seed))
-        BelowAByte.run(operations // 2, None if seed is None else int(seed))
+        Machine.run(operations, seed)
+        BelowAByte.run(operations // 2, seed)

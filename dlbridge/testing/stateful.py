@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 try:
-    from hypothesis import HealthCheck, Phase, settings, strategies as st
+    from hypothesis import HealthCheck, Phase, seed as seeded, settings, strategies as st
     from hypothesis.stateful import (
         Bundle,
         RuleBasedStateMachine,
@@ -388,7 +388,7 @@ class TensorMachine(RuleBasedStateMachine):
             self._imports |= {device} if _can(work) else set()
 
     @classmethod
-    def run(cls, operations: int = 1200, seed: int | None = None) -> None:
+    def run(cls, operations: int = 1200, seed: int = 0) -> None:
         """Do about that many operations, in runs of at most 30.
 
         A failure shows the operations of its run. ``TestCase`` looks for fewer, for minutes.
@@ -397,8 +397,8 @@ class TensorMachine(RuleBasedStateMachine):
         ----------
         operations : int
             How many.
-        seed : int, optional
-            Which ones. None: always the same.
+        seed : int, default 0
+            Which ones.
         """
         cases = settings(
             max_examples=max(operations // 30, 1),
@@ -406,14 +406,11 @@ class TensorMachine(RuleBasedStateMachine):
             deadline=None,
             phases=[Phase.generate],
             database=None,
-            derandomize=seed is None,
             suppress_health_check=list(HealthCheck),
         )
-        machine = cls
-        if seed is not None:
-            from hypothesis import seed as seeded
-
-            machine = seeded(seed)(type(cls.__name__, (cls,), {}))
+        # Not `derandomize`: of ten faults in the core its draw missed two. Of 16 seeds none missed
+        # the one of them, and three the other.
+        machine = seeded(seed)(type(cls.__name__, (cls,), {}))
         run_state_machine_as_test(machine, settings=cases)
 
     # What is done -----------------------------------------------------------

@@ -69,8 +69,8 @@ CORE_FAULTS = {
     ),
     "the other byte order is taken as the machine's": CoreFault(
         "dlbridge.api.anything",
-        'array = array.astype(array.dtype.newbyteorder("="), order="C")',
-        'array = array.view(array.dtype.newbyteorder("="))',
+        "converted.view(ours)[...] = array",
+        "converted.view(ours)[...] = array.view(ours)",
     ),
 }
 
