@@ -89,13 +89,6 @@ def test_pools(version, fake, rocm):
     assert taken == ((0, 1) if version < (6, 0) else (1, 0))
 
 
-def test_the_pools_of_the_first_hip_5_refuse_the_default_stream(fake, rocm):
-    """The reason why pools are used from HIP 6 on."""
-    fake.version(5, 2)
-    with pytest.raises(DeviceError, match="hipMallocFromPoolAsync: hipErrorInvalidValue"):
-        rocm.driver.allocate_async(0, 64, 0, ctypes.c_uint64())
-
-
 def test_round_trips(version, fake, rocm):
     """All of it together: tensors, pinned memory, streams, two devices."""
     live = fake.live()
