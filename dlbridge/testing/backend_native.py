@@ -157,18 +157,22 @@ class NativeTests(PublicCase, needs=SupportsNative):
         assert device.read(again.data, again.offset, ITEMSIZE) == first
 
     def test_native_objects_over_one_memory(self, device: DeviceUnderTest) -> None:
-        """Each of them is over its own part of it, in its own way, while the others are there."""
+        """Each of them is over its own part of it, in its own way, while the others are there.
+
+        Some differ in one thing: the strides, the dtype, or that it is read-only.
+        """
         backend = device.backend
         whole, _ = self.described(device, *LAYOUTS["whole"])
-        made = []
-        for layout in ("whole", "one column", "rows", "transposed", "one element"):
-            offset, shape, strides = LAYOUTS[layout]
+        arrays = [whole, whole._replace(dtype="int32")]
+        for offset, shape, strides, *readonly in LAYOUTS.values():
             array = whole._replace(offset=offset, shape=shape, strides=strides)
-            native = unless_refused(partial(backend.to_native, array))
-            if native is not None:
-                made.append((array, native))
+            arrays.append(array._replace(readonly=bool(readonly)))
+        made = [(each, unless_refused(partial(backend.to_native, each))) for each in arrays]
         for array, native in made:
-            same_array(backend, backend.from_native(native), array)
+            if native is not None:
+                again = backend.from_native(native)
+                same_array(backend, again, array)
+                assert again.readonly or not array.readonly
 
     def test_native_of_nothing(self, device: DeviceUnderTest) -> None:
         """An array without elements keeps its shape, or is refused."""

@@ -352,6 +352,25 @@ class OrderTests(BackendCase):
                 each.synchronize()
             del work
 
+    def test_a_stream_waits_for_several(self, device: DeviceUnderTest) -> None:
+        """For two others, one after the other, before it has work of its own: for both of them."""
+        self.need(device.backend, SupportsCopy)
+        new = memoryview(random_bytes(SLOT))
+        for *others, after in itertools.permutations((device, *self.two_streams(device))):
+            for late in others:
+                source, target = device.filled(bytes(SLOT)), device.filled(bytes(SLOT))
+                work = self.busy(late)
+                late.upload(source, 0, new)
+                for on in others:
+                    device.backend.wait(device.device_id, after.stream, on.stream)
+                after.copy(device.span(target, 0, SLOT), device.span(source, 0, SLOT))
+                assert after.holds(target, new), (
+                    f"stream {after.stream:#x} waited for {others[0].stream:#x} and then for "
+                    f"{others[1].stream:#x}, and {late.stream:#x} was not done"
+                )
+                late.synchronize()
+                del work
+
     def test_two_streams_at_once(self, device: DeviceUnderTest) -> None:
         """Work of two streams at the same time: neither gets what the other one stages."""
         pair = self.two_streams(device)
