@@ -32,7 +32,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from dlbridge_fake import Array, Fake, Stream, shared
 from dlbridge_fake.memory import FakeMemory
-from dlbridge_fake.stream import by_handle
+from dlbridge_fake.stream import _Event, by_handle
 
 import dlbridge
 from dlbridge.core.plugins.cpu import CPU
@@ -1831,6 +1831,29 @@ class WaitsOfWaits(Late):
         if (device_id, on) not in self.waiting:
             super().wait(device_id, stream, on)
             self.waiting.add((device_id, stream))
+
+
+@found_by("test_a_stream_waits_for_several")
+class OneSemaphore(Late):
+    """A stream has one semaphore for its next work: a second wait takes the first one's place."""
+
+    def __init__(self):
+        super().__init__()
+        self.semaphores = {}
+
+    def stream(self, device_id, handle):
+        stream = super().stream(device_id, handle)
+        semaphore = self.semaphores.pop((device_id, handle), None)
+        if semaphore is not None:
+            stream.enqueue(semaphore.get)
+        return stream
+
+    def wait(self, device_id, stream, on):
+        super().stream(device_id, stream)
+        if stream != on:
+            semaphore = _Event()
+            self.stream(device_id, on).enqueue(semaphore.set)
+            self.semaphores[device_id, stream] = semaphore
 
 
 @breaks("wait", "test_wait_on_itself_is_nothing", base=Late)
