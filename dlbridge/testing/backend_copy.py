@@ -108,6 +108,24 @@ class CopyTests(BackendCase):
                 assert got == content[::-1], f"{operation}, from it"
             assert device.read(data, 8, nbytes) == head, f"{operation}: written at a cut offset"
 
+    @pytest.mark.parametrize("operation", [each for each in OPERATIONS if "host" in each])
+    def test_host_memory_at_any_address(self, device: DeviceUnderTest, operation: str) -> None:
+        """It begins at any byte and has any length; the bytes beside it stay."""
+        self.need(device.backend, OPERATIONS[operation])
+        for start in range(1, 18):
+            nbytes = drawn(1, 5000)
+            content, beside = random_bytes(nbytes, start), b"-" * start
+            data = device.filled(bytes(nbytes))
+            span, whole = device.span(data, 0, nbytes), Region((1,), (nbytes,), nbytes)
+            memory = bytearray(beside + content + beside)
+            host = memoryview(memory)[start : start + nbytes]
+            if operation.endswith("to_host"):
+                device.write(data, 0, content)
+                host[:] = bytes(nbytes)
+            device.run(operation, span, span, host, whole)
+            assert device.holds(data, content), f"host memory from byte {start} on"
+            assert memory == beside + content + beside, f"host memory from byte {start} on"
+
     @pytest.mark.parametrize("operation", ["copy_from_host", "copy_to_host", "copy", "fill"])
     def test_large_copies_are_not_cut(self, device: DeviceUnderTest, operation: str) -> None:
         """Bytes at places that are drawn in all of a copy of up to `copied_nbytes` arrive."""

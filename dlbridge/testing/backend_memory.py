@@ -265,8 +265,9 @@ class MemoryTests(BackendCase):
         However often that was: what is refused does not count as memory.
         """
         for _ in range(20):
-            with pytest.raises((DeviceMemoryError, DeviceError), match=f"{nbytes}"):
+            with pytest.raises((DeviceMemoryError, DeviceError), match=f"{nbytes}"):  # noqa: PT012 - says why
                 device.allocate(nbytes)
+                pytest.fail(f"{nbytes} bytes were given: the driver has got another size")
         assert device.read(device.filled(b"still here"), 0, 10) == b"still here"
 
 
