@@ -181,7 +181,7 @@ class HostTests(BackendCase):
         assert device.holds(data, new), "the end of a view has changed what another has written"
 
     @pytest.mark.parametrize("nbytes", [2 * mmap.PAGESIZE, 1000, 1])
-    @pytest.mark.parametrize("misaligned", [0, 64, 1])
+    @pytest.mark.parametrize("misaligned", [0, *(1 << bit for bit in range(12))])
     def test_host_import(
         self,
         device: DeviceUnderTest,
@@ -401,16 +401,19 @@ class HostTests(BackendCase):
 
     @pytest.mark.parametrize("way", ENDS)
     def test_end_of_an_import_waits(
-        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap], way: str
+        self, devices: list[DeviceUnderTest], host_pages: tuple[int, mmap.mmap], way: str
     ) -> None:
         """When the import has ended, the owner has its memory back: no work uses it any more.
 
         The work has written what it had to write, and has read what was there. It may be on
         another stream than the one that the import was made on, and the import may end anywhere.
+        So it is on each device.
         """
         address, pages = host_pages
+        device, *others = sorted(devices, key=lambda each: each.device_id != self.device_id)
         half, copies = PAGES // 2, isinstance(device.backend, SupportsCopy)
-        for other, mine in itertools.product(self.each_stream(device), repeat=2):
+        pairs = itertools.product(self.each_stream(device), repeat=2)
+        for other, mine in (*pairs, *((each, each) for each in others if each.can_import(address))):
             new, old = random_bytes(half, seed=1), bytes(pages[half:])
             source, sink, into = mine.filled(new), mine.filled(bytes(half)), bytearray(half)
             data, offset = self.imported(other, address)

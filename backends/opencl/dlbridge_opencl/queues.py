@@ -194,30 +194,36 @@ _RULES = StreamRules(
 
 def _adopt(device_id: int, handle: int) -> Stream:
     if not foreign.is_object(handle):
-        raise ValueError(
-            f"opencl: stream {handle:#x} is not a cl_command_queue of the drivers in use; "
-            "pass None, -1, a pyopencl.CommandQueue or its int_ptr"
-        )
+        raise _no_queue(device_id, handle, " of the drivers in use")
     try:
         return _keep(device_id, cl.CommandQueue.from_int_ptr(handle, True))
     except cl.Error as exc:  # an object of another kind
-        raise ValueError(f"opencl: stream {handle:#x} is not a cl_command_queue ({exc})") from exc
+        raise _no_queue(device_id, handle, f" ({exc})") from exc
+
+
+def _no_queue(device_id: int, handle: int, why: str = "") -> ValueError:
+    """The error for a number that is no queue."""
+    return ValueError(
+        f"opencl:{device_id}: stream {handle:#x} is not a cl_command_queue{why}; "
+        "pass None, -1, a pyopencl.CommandQueue or its int_ptr"
+    )
 
 
 def _keep(device_id: int, queue: cl.CommandQueue) -> Stream:
     chosen = devices.device(device_id)
     if queue.device is None:  # the answer of an object of another kind
-        raise ValueError(f"opencl: stream {queue.int_ptr:#x} is not a cl_command_queue")
+        raise _no_queue(device_id, queue.int_ptr)
     if queue.device != chosen.handle:
         number = devices.find(queue.device)
         way = "" if number is None else f"; name its device: 'opencl:{number}'"
         raise ValueError(
-            f"opencl: stream {queue!r} is on {queue.device.name}, not {chosen.name}{way}"
+            f"opencl:{device_id}: stream {queue!r} is on {queue.device.name}, not "
+            f"{chosen.name}{way}"
         )
     if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
         raise ValueError(
-            f"opencl: {queue!r} runs its commands out of order, and a stream must run them in "
-            "order; make a queue without OUT_OF_ORDER_EXEC_MODE_ENABLE"
+            f"opencl:{device_id}: {queue!r} runs its commands out of order, and a stream must run "
+            "them in order; make a queue without OUT_OF_ORDER_EXEC_MODE_ENABLE"
         )
     stream = _described(device_id, queue)
     if stream.handle not in OURS:

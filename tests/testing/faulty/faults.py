@@ -1954,6 +1954,15 @@ def unknown_streams_are_0(fake, real, device_id, stream):
         raise
 
 
+@breaks("normalize_stream", "test_unknown_streams")
+def unknown_streams_are_told_by_their_number(fake, real, device_id, stream):
+    """The error says neither which device was meant nor what may be passed."""
+    try:
+        return real(device_id, stream)
+    except ValueError:
+        raise ValueError(f"{stream:#x} is no stream") from None
+
+
 @breaks("normalize_stream", "test_no_stream_at_all")
 def bools_are_streams(fake, real, device_id, stream):
     """True is taken for the stream 1."""
@@ -2023,6 +2032,13 @@ def ends_ask_for_their_stream(fake, real, memory):
 def ends_of_imports_ask_for_their_stream(fake, real, imported):
     """The same for the end of an import."""
     fake.stream(imported.device_id, imported.stream)
+    return real(imported)
+
+
+@breaks("_end", "test_end_of_an_import_waits", base=LateShared)
+def ends_of_imports_wait_for_the_first_device(fake, real, imported):
+    """A stream is looked up on device 0, whose default stream has the same number."""
+    imported.device_id = 0
     return real(imported)
 
 
@@ -2505,6 +2521,21 @@ def import_is_a_copy(fake, real, device_id, address, nbytes, readonly, stream):
     made = real(device_id, address, nbytes, readonly, stream)
     made.resource.memory.content = memoryview(bytearray(ctypes.string_at(address, nbytes)))
     return made
+
+
+@found_by("test_host_import")
+class PromisesASmallerAlignment(Shared):
+    """Memory at a multiple of 16 bytes is promised, and the driver takes multiples of 64."""
+
+    def host_import_refusal(self, device_id, address, nbytes, demanded):
+        if address % 64 and address % 16 == 0:
+            return ""
+        return super().host_import_refusal(device_id, address, nbytes, demanded)
+
+    def import_host(self, device_id, address, nbytes, readonly, stream):
+        if address % 64:
+            raise DeviceError(f"driver: status -13, {address:#x}")
+        return super().import_host(device_id, address, nbytes, readonly, stream)
 
 
 @breaks("host_import_refusal", "test_host_import", base=Shared, says="explain promises no copy")
