@@ -43,7 +43,7 @@ def test_copy_takes_any_library():
             np.zeros((2, 3)),
             np.zeros((3, 2)),
             ValueError,
-            r"in the order of its elements, or source\.transpose\(axes\)$",
+            r"in the order of its elements, or source\.transpose\(axis, \.\.\.\)$",
         ),
         (np.zeros(3), np.zeros(()), ValueError, "must be equal; give one value for each element"),
         (np.zeros(3), np.zeros(3, "f4"), ValueError, "must be equal; convert it: .*'float64'\\)$"),
