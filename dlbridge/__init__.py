@@ -143,7 +143,7 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
             return importlib.import_module(".ffi", __name__)
         module = _MODULES.get(name) or _UNLISTED.get(name)
         if module is None:
-            if name[0] == "_":  # as `from dlbridge import _methods` asks first: no hint
+            if name[:1] == "_":  # as `from dlbridge import _methods` asks first: no hint
                 raise AttributeError(f"module 'dlbridge' has no attribute {name!r}")
             import sys
 

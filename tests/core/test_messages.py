@@ -814,6 +814,7 @@ def test_names_of_other_tensors(name):
 def test_names_that_nobody_has():
     with pytest.raises(AttributeError, match=r"^'Tensor' object has no attribute 'xyzzy'$"):
         _ = bridge.ones(3).xyzzy
+    assert not hasattr(bridge, "")
     with pytest.raises(AttributeError, match=r"^module 'dlbridge' has no attribute 'xyzzy'$"):
         _ = bridge.xyzzy
 
