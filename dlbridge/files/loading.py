@@ -193,9 +193,9 @@ class TensorFile(Mapping[str, _Array]):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the file says beside its tensors: texts in safetensors; in GGUF also numbers, lists.
+        """What the file says beside its tensors.
 
-        Empty for other formats.
+        Texts in safetensors; in GGUF also numbers and lists. Empty for other formats.
         """
         return dict(self._metadata)
 
