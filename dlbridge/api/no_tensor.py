@@ -1,4 +1,4 @@
-"""What to write in place of an object that is no tensor: for messages, loaded by the first."""
+"""What to write in place of an object that is no tensor, for messages."""
 
 from __future__ import annotations
 
