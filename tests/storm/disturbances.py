@@ -127,6 +127,9 @@ def _is_of_unfinished(trace: TracebackType | None) -> bool:
 
 
 def _may_come_at(frame: FrameType | None) -> bool:
+    # The second signal of a slow handler comes in the handler itself.
+    while frame is not None and frame.f_code is Interruptions._strike.__code__:
+        frame = frame.f_back
     if frame is None or not frame.f_code.co_filename.startswith(OURS):
         return False
     while frame is not None:

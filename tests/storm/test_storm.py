@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.storm.holes import HOLES
-from tests.storm.storm import storm
+from tests.storm.storm import environment, storm
 from tests.support.expected_parts import backend_or_skip
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals and forks")
@@ -37,6 +39,31 @@ def without_findings(seconds, each, *options):
 def test_a_storm():
     """One short storm; `make stress` runs five minutes of them."""
     without_findings(0, 3, "--without=torch,jax")  # their imports take as long as the storm
+
+
+SECOND_SIGNAL = """
+import signal, sys
+from tests.storm import disturbances
+from tests.storm.disturbances import Interruptions
+
+def set_timer(*_):
+    caller = sys._getframe(1)
+    if caller.f_code is Interruptions._strike.__code__:
+        print(disturbances._may_come_at(caller))
+
+signal.setitimer = set_timer
+storm = Interruptions()
+call = compile("storm._strike(signal.SIGALRM, sys._getframe())", "/other/library.py", "exec")
+storm.run(__import__("random").Random(0), lambda: exec(call))
+"""
+
+
+def test_the_second_signal_of_a_slow_handler_may_come_where_the_first_may():
+    """Else its exception is raised in another library, which may catch it."""
+    outcome = subprocess.run(
+        [sys.executable, "-c", SECOND_SIGNAL], capture_output=True, text=True, env=environment(0)
+    )
+    assert outcome.stdout == "False\n", outcome
 
 
 @pytest.mark.stress
