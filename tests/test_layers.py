@@ -199,14 +199,14 @@ def test_the_table_of_methods():
 
 
 def test_the_table_of_interfaces():
-    """The same of what the API calls for objects without DLPack."""
+    """The same of what the API calls for objects without DLPack, and for `like=`."""
     assert typed_imports(MODULES["dlbridge.api.interfaces"]) == interfaces._MODULES
     users = [
         name
         for name, path in MODULES.items()
         if "dlbridge.api.interfaces" in imported(name, path, MODULES)
     ]
-    assert users == ["dlbridge.api.anything", "dlbridge.api.moving"]
+    assert users == [f"dlbridge.api.{name}" for name in ("anything", "moving", "routes")]
     for name, module in interfaces._MODULES.items():
         home = import_module(f".{module}", "dlbridge.api")
         assert getattr(interfaces, name) is getattr(home, name)

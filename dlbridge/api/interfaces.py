@@ -1,4 +1,4 @@
-"""What `api.anything` calls for objects without DLPack: one table, each loaded by its first call.
+"""What `api` calls for objects without DLPack, and for ``like=``: a table, loaded by first use.
 
 The first call of a process pays for every module that it loads (0.3 to 4 ms), and most have arrays
 of numpy or tensors with ``__dlpack__``.
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         is_stream as is_stream,
         used_up as used_up,
     )
+    from .like import Conversion as Conversion, as_library as as_library
     from .lists import array_of as array_of
     from .no_tensor import instead_of as instead_of, method_of as method_of
 
@@ -33,6 +34,7 @@ _NAMES = {
     ".interop.array_interfaces": "NOTHING_TO_SHARE from_array_interface from_array_method "
     "from_buffer from_cuda_array_interface",
     ".interop.arrow": "from_arrow is_arrow is_stream used_up",
+    "like": "Conversion as_library",
     "lists": "array_of",
     "no_tensor": "instead_of method_of",
 }

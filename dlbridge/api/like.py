@@ -92,6 +92,12 @@ class Conversion:
         return Conversion(self.like, self.device)
 
     @property
+    def is_lasting(self) -> bool:
+        """Whether the next ``like=`` that is a text or module equal to this one means the same."""
+        name = self.like if isinstance(self.like, str) else getattr(self.like, "__name__", "")
+        return self.convert is native_object or is_known_library(name)
+
+    @property
     def name(self) -> str:
         """The name of the library."""
         return self.library.name

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from dlbridge.api import interfaces
 from dlbridge.api.anything import BUFFERS, NUMBERS, import_anything, refuse_read_once
-from dlbridge.api.like import as_library
 from dlbridge.api.routes import ITSELF, ROUTES, Move, at_its_place, check_progress, find_route
 from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.interfaces.dlpack import import_producer
@@ -192,14 +191,14 @@ def from_dlpack(
         except KeyError:
             importer = importer_of(type(x))
         if importer is not None:
-            return importer(x) if like is None else as_library(importer(x), like, copy)
+            return importer(x) if like is None else interfaces.as_library(importer(x), like, copy)
     if copy is not None:
         check_copy(copy)
     target = None if device is None else check_device(device)
     tensor = import_producer(x, target, copy, stream)
     if copy is True or (target is not None and tensor.device is not target):
         tensor = move(tensor, target or tensor.device, copy)
-    return tensor if like is None else as_library(tensor, like, copy)
+    return tensor if like is None else interfaces.as_library(tensor, like, copy)
 
 
 @public

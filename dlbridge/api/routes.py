@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.api import interfaces
 from dlbridge.api.anything import (
     arrays_in,
     import_anything,
@@ -22,10 +23,9 @@ from dlbridge.api.anything import (
     is_in_our_order,
     is_read_once,
 )
-from dlbridge.api.like import Conversion
 from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of
-from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, is_known_library, library_of
+from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, library_of
 from dlbridge.core.moves.plans import Step, as_one, record_run
 from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.transfer import choose, copies, cost_of, described, run
@@ -39,11 +39,11 @@ from dlbridge.core.traces import is_recording
 from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import ForeignByteOrder
 from dlbridge.errors import Error
-from dlbridge.interop.descriptions import to_native
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dlbridge.api.like import Conversion
     from dlbridge.core.moves.plans import Plan
     from dlbridge.core.moves.transfer import Choice
     from dlbridge.core.tensor.operand import Operand
@@ -70,7 +70,7 @@ class Route:
     def __init__(self, importer: Function | None, device: DeviceLike, like: object) -> None:
         self.importer = importer
         self.target = check_device(device)
-        self.conversion = None if like is None else Conversion(like, self.target)
+        self.conversion = None if like is None else interfaces.Conversion(like, self.target)
         self.at_once = None
         self.is_plain = False
 
@@ -117,18 +117,11 @@ def _new_route(x: Any, device: DeviceLike, like: object) -> Route:
         if not is_read_once(x):
             at_its_place(x, importer, None, device)
         raise
-    if key is not None and _is_kept(like, route.conversion):
+    if key is not None and (route.conversion is None or route.conversion.is_lasting):
         route.at_once = _at_once(cls, route)
         route.is_plain = _is_plain(cls, route)
         ROUTES[key] = route
     return route
-
-
-def _is_kept(like: Any, conversion: Conversion | None) -> bool:
-    """Whether the next *like* that is equal means the same *conversion*."""
-    if conversion is None or conversion.convert is to_native:
-        return True
-    return is_known_library(like if isinstance(like, str) else like.__name__)
 
 
 _TENSORS = (Tensor, NumpyTensor, ArrayTensor)

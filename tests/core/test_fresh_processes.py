@@ -79,11 +79,13 @@ print(*sorted(set(sys.modules) - before))
 
 
 def test_the_first_call_loads_what_it_needs():
-    """Nothing that only errors need, and nothing for objects without DLPack."""
+    """Nothing for errors only, for objects without DLPack, for `like=`, or for large copies."""
     loaded = set(run(FIRST_CALL).split())
     assert "dlbridge.api.routes" in loaded
-    needless = {"difflib", "pkgutil", "importlib.metadata", "inspect", "dataclasses"}
-    others = {"api.lists", "api.no_tensor", "interop.arrow", "interop.array_interfaces"}
+    needless = {"difflib", "pkgutil", "importlib.metadata", "importlib.util", "inspect"}
+    needless |= {"dataclasses", "queue", "signal"}
+    others = {"api.like", "api.lists", "api.no_tensor"}
+    others |= {f"interop.{name}" for name in ("arrow", "array_interfaces", "descriptions")}
     assert not loaded & (needless | {f"dlbridge.{name}" for name in others})
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # in C, without a stub
 import ctypes
-import signal
 import sys
 import threading
 from functools import partial
@@ -125,9 +124,10 @@ def _frames(traceback: TracebackType | None) -> list[FrameType]:
 
 
 def _has_handler(frames: list[FrameType]) -> bool:
-    # By `_signal`: the functions of `signal` make an enum member for each, 40 times as dear.
+    # By `_signal`: the functions of `signal` make an enum member for each, 40 times as dear; and
+    # its enums take 1.4 ms of the first call.
     handlers = {
-        getattr(_signal.getsignal(number), "__code__", None) for number in range(1, signal.NSIG)
+        getattr(_signal.getsignal(number), "__code__", None) for number in range(1, _signal.NSIG)
     }
     return any(frame.f_code in handlers for frame in frames)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
+from _queue import Empty, SimpleQueue  # `queue` takes 1.5 ms of the first call
 from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from math import gcd
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import unless_handler

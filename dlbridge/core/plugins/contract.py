@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from dlbridge import protocol
 from dlbridge.core.public import for_guests
-from dlbridge.core.values.devices import NUMBERED, DLDeviceType
+from dlbridge.core.values.devices import DLDeviceType, number_in
 from dlbridge.errors import BackendError, Error
 from dlbridge.protocol import Facts
 
@@ -139,7 +139,7 @@ def _check_device_type(entry: _Entry) -> None:
             f"{entry.who}: the name {entry.name!r} belongs to {known.name} ({known:d}) in DLPack, "
             f"and the backend's device_type is {device_type}; one of the two has to change"
         )
-    if NUMBERED.fullmatch(entry.name):
+    if number_in(entry.name) is not None:
         entry.refuse(
             ": typeN is a device type by its number, so that no device string could name this "
             "backend; choose another name"

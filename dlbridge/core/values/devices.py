@@ -8,7 +8,6 @@ and tvm_ffi become one by `device`, without importing any of those libraries.
 from __future__ import annotations
 
 import operator
-import re
 import sys
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -98,10 +97,23 @@ _NAMES: Final = {int(type): name for name, type in _TYPES.items()}
 _TORCH_TYPES: Final = {"xpu": "oneapi", "mps": "metal", "hip": "rocm", "privateuseone": "ext_dev"}
 """torch's device types that have another name here (``torch.utils.dlpack``)."""
 
-# With a dash: typeN where N is negative, and the names of a family ("torch-npu").
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(-[A-Za-z0-9_]+)?", re.ASCII)
-NUMBERED = re.compile(r"type(-?[0-9]+)", re.ASCII)
-_INTEGER = re.compile(r"-?[0-9]+", re.ASCII)
+
+# Not by regular expressions, whose compilation is 1 ms of the first call of a process.
+def _integer(text: str) -> int | None:
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdigit() else None
+
+
+def number_in(name: str) -> int | None:
+    """The N of a *name* ``"typeN"``, which may be negative; None for other names."""
+    return _integer(name[4:]) if name.startswith("type") else None
+
+
+def _is_name(text: str) -> bool:
+    """An identifier of ASCII; with a dash: typeN, and a name of a family ("torch-npu")."""
+    name, dash, rest = text.partition("-")
+    well = text.isascii() and name.isidentifier()
+    return well and (not dash or (rest != "" and f"_{rest}".isidentifier()))
 
 
 @public
@@ -206,9 +218,8 @@ class Device(AbsentNames, Value, absent=DEVICE_NAMES):
             name, selector = split(other)
         except ValueError:
             return False
-        numbered = NUMBERED.fullmatch(name)
-        if numbered:  # "type2" is cuda
-            name = _NAMES.get(int(numbered[1]), name)
+        number = number_in(name)
+        name = name if number is None else _NAMES.get(number, name)  # "type2" is cuda
         return name == self.name and (selector or 0) == self.index
 
     if TYPE_CHECKING:
@@ -342,7 +353,7 @@ def _intern(type: int, index: int, name: str | None) -> Device:
     usual = _NAMES.get(type, f"type{type}")
     if name is None or _type_named(name) == type:
         name = usual  # "type2" is cuda
-    if _NAME.fullmatch(name) is None:
+    if not _is_name(name):
         raise ValueError(f"{name!r} is not a device name: letters, digits and _, no digit first")
     if _type_named(name) not in (None, type):
         raise ValueError(
@@ -364,8 +375,8 @@ def _intern(type: int, index: int, name: str | None) -> Device:
 
 def _type_named(name: str) -> int | None:
     """The device type that *name* always means, None for a name of a backend's own."""
-    numbered = NUMBERED.fullmatch(name)
-    return int(numbered[1]) if numbered else _TYPES.get(name)
+    number = number_in(name)
+    return _TYPES.get(name) if number is None else number
 
 
 CPU: Final = Device.of(1, 0)
@@ -380,13 +391,12 @@ def split(text: str) -> tuple[str, int | str | None]:
     is missing (``"opencl"``). ValueError if *text* does not have that form.
     """
     name, colon, selector = text.partition(":")
-    if _NAME.fullmatch(name) is None or (colon and not selector):
+    if not _is_name(name) or (colon and not selector):
         raise ValueError(
             f"{text!r} is not a valid device: write 'name' or 'name:index', as in 'cuda:0'"
         )
-    if _INTEGER.fullmatch(selector):
-        return name, int(selector)
-    return name, selector or None
+    number = _integer(selector)
+    return name, (selector or None) if number is None else number
 
 
 def device(
