@@ -143,7 +143,7 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
             return importlib.import_module(".ffi", __name__)
         module = _MODULES.get(name) or _UNLISTED.get(name)
         if module is None:
-            if name[:1] == "_":  # as `from dlbridge import _methods` asks first: no hint
+            if name == "_methods":  # `from dlbridge import _methods` asks first: no hint is made
                 raise AttributeError(f"module 'dlbridge' has no attribute {name!r}")
             import sys
 
@@ -152,7 +152,7 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
 
             known = PACKAGE_NAMES.get(name)
             tensor = getattr(sys.modules.get("dlbridge.core.tensor.tensor"), "Tensor", None)
-            if tensor is not None and not known and name in dir(tensor):
+            if tensor is not None and not known and name[:1] != "_" and name in dir(tensor):
                 known = f"it is of a Tensor: dlbridge.asarray(x).{name}"
             hint = f"; {known}" if known else did_you_mean(name, __all__)
             raise AttributeError(f"module 'dlbridge' has no attribute {name!r}{hint}")

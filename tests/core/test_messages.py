@@ -817,6 +817,14 @@ def test_names_that_nobody_has():
     assert not hasattr(bridge, "")
     with pytest.raises(AttributeError, match=r"^module 'dlbridge' has no attribute 'xyzzy'$"):
         _ = bridge.xyzzy
+    with pytest.raises(AttributeError, match=r"has no attribute '__dlpack__'$"):
+        _ = bridge.__dlpack__  # of a Tensor, and no public name
+
+
+@pytest.mark.parametrize(("name", "meant"), [("__verison__", "__version__"), ("_Tensor", "Tensor")])
+def test_names_that_begin_with_an_underscore(name, meant):
+    with pytest.raises(AttributeError, match=rf"'{name}' \(did you mean '{meant}'\?\)$"):
+        getattr(bridge, name)
 
 
 def test_operators_name_a_library_that_computes():
