@@ -41,6 +41,20 @@ def test_without_a_probe_the_kit_says_what_it_cannot_see(monkeypatch):
         Kit().test_synchronize_alone_waits(DeviceUnderTest(Fake(), 0))
 
 
+def test_the_name_of_a_backend_may_have_capitals():
+    """The error about a stream that is none was searched for it in small letters."""
+
+    class Backend:
+        def normalize_stream(self, device_id, stream):
+            raise ValueError(f"MyGPU:{device_id}: {stream:#x} is no stream; pass None or -1")
+
+    class KitOfMyGPU(Kit):
+        __test__ = False
+        name = "MyGPU"
+
+    KitOfMyGPU().test_unknown_streams(Backend())
+
+
 def test_failed_asserts_of_every_part_show_their_values():
     """pytest's loader rewrites them; without it an AssertionError has no text."""
     names = [each.name for each in pkgutil.iter_modules(dlbridge.testing.__path__)]
