@@ -35,7 +35,7 @@ class StatefulTests(PublicCase):
         class BelowAByte(Machine):
             dtypes = PACKED
 
-        seed = int(os.environ.get("DLBRIDGE_KIT_SEED", "0"))
-        operations = int(os.environ.get("DLBRIDGE_OPERATIONS", "2000"))
+        seed = int(os.environ.get("DLBRIDGE_KIT_SEED") or 0)
+        operations = int(os.environ.get("DLBRIDGE_OPERATIONS") or 2000)
         Machine.run(operations, seed)
         BelowAByte.run(operations // 2, seed)

@@ -13,7 +13,7 @@ from _pytest.assertion.rewrite import AssertionRewritingHook
 from dlbridge_fake import Fake
 
 import dlbridge.testing
-from dlbridge.testing import BackendTests
+from dlbridge.testing import BackendTests, TensorMachine
 from dlbridge.testing.backend_base import DeviceUnderTest
 from tests.support.scripts import finished, run_pytest
 
@@ -125,6 +125,16 @@ def test_the_environment_asks_for_more_overlaps_and_for_others(tmp_path):
     assert pairs() == usual
     assert pairs(DLBRIDGE_OPERATIONS="130")[:100] == usual
     assert pairs(DLBRIDGE_KIT_SEED="7") != usual
+
+
+def test_empty_variables_ask_for_the_usual_random_operations(monkeypatch):
+    """As for sizes and overlaps: in CI a variable that is not set may be empty."""
+    asked = []
+    monkeypatch.setattr(TensorMachine, "run", lambda *given: asked.append(given))
+    for name in ("DLBRIDGE_OPERATIONS", "DLBRIDGE_KIT_SEED"):
+        monkeypatch.setenv(name, "")
+    Kit().test_random_operations(Fake(), "ext_dev:0")
+    assert asked == [(2000, 0), (1000, 0)]
 
 
 def test_without_pytest_the_kit_says_what_to_install():
