@@ -379,8 +379,10 @@ class TensorMachine(RuleBasedStateMachine):
         self.live: list[_Live] = []
         self._blocks = ExitStack()
         self._shares, self._views, self._imports = set(), set(), set()
+        self._devices = [str(dlbridge.device(each)) for each in self.devices]
+        self._streams = {str(dlbridge.device(each)): of for each, of in self.streams.items()}
         page = dlbridge.asarray(_pages(bytes(64)))
-        for device in self.devices:
+        for device in self._devices:
             probe = dlbridge.zeros(64, "uint8", device)
             self._shares |= {device} if _can(partial(dlbridge.share, probe)) else set()
             self._views |= {device} if _can(probe.host_view) else set()
@@ -426,14 +428,14 @@ class TensorMachine(RuleBasedStateMachine):
 
     def has_device_views(self) -> bool:
         """Whether the host can read the memory of a device."""
-        return bool(self._views - {self.devices[0]})
+        return bool(self._views - {self._devices[0]})
 
     def has_streams(self) -> bool:
         """Whether there are other streams than those of the devices."""
         return bool(self.streams)
 
     def _device(self, number: int) -> str:
-        return self.devices[(number + 1) % len(self.devices)]  # of two, the host is the rarer one
+        return self._devices[(number + 1) % len(self._devices)]  # of two, the host is the rarer one
 
     def _keep(self, made: _Live | None) -> Any:
         """What a rule returns for a new tensor."""
@@ -820,7 +822,7 @@ class TensorMachine(RuleBasedStateMachine):
     def use_stream(self, device: int, which: int) -> None:
         """Another stream for all that follows."""
         where = self._device(device)
-        streams = self.streams.get(where)
+        streams = self._streams.get(where)
         if streams:
             self._leave()
             self._blocks.enter_context(

@@ -7,10 +7,11 @@ import os
 import pkgutil
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
-from dlbridge_fake import Fake
+from dlbridge_fake import Fake, Stream
 
 import dlbridge.testing
 from dlbridge.testing import BackendTests, TensorMachine
@@ -125,6 +126,21 @@ def test_the_environment_asks_for_more_overlaps_and_for_others(tmp_path):
     assert pairs() == usual
     assert pairs(DLBRIDGE_OPERATIONS="130")[:100] == usual
     assert pairs(DLBRIDGE_KIT_SEED="7") != usual
+
+
+def test_devices_of_the_machine_may_have_no_number():
+    """``"cpu"``, as it is by default: a tensor there that can be shared was to be refused."""
+
+    class Machine(TensorMachine):
+        devices = ("cpu", "ext_dev")
+        streams: ClassVar = {"ext_dev": [stream := Stream(0)]}
+
+    machine = Machine()
+    machine.share(machine.make("numpy", (3,), 0, 1, 0), None)
+    machine.use_stream(0, 1)
+    assert dlbridge.current_stream("ext_dev:0") == Machine.stream.handle
+    machine.teardown()
+    Machine.run(300)
 
 
 def test_empty_variables_ask_for_the_usual_random_operations(monkeypatch):
