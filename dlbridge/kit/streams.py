@@ -62,7 +62,7 @@ class StreamRules:
         if type(stream) is int:
             value = stream
         elif isinstance(stream, bool) or type(stream).__name__ in {"bool", "bool_"}:  # numpy's too
-            raise TypeError(f"stream={stream} is a bool, not a {self.api} stream")
+            raise TypeError(f"stream={stream} is a bool, not the handle of a stream of {self.api}")
         else:
             try:
                 value = operator.index(stream)  # type: ignore[arg-type]  # TypeError is the answer

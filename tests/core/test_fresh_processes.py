@@ -89,6 +89,24 @@ def test_the_first_call_loads_what_it_needs():
     assert not loaded & (needless | {f"dlbridge.{name}" for name in others})
 
 
+FIRST_CALL_OF_THE_FFI = """
+import sys
+import numpy
+import dlbridge
+from dlbridge import ffi
+before = set(sys.modules)
+ffi.convert([numpy.zeros(3), "text"])
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_the_first_call_of_the_ffi_loads_what_it_needs():
+    peer("tvm_ffi")
+    loaded = set(run(FIRST_CALL_OF_THE_FFI).split())
+    assert "dlbridge.ffi.containers" in loaded
+    assert not loaded & {"difflib", "importlib.metadata", "inspect"}
+
+
 # Without installed metadata ---------------------------------------------------
 
 WITHOUT_METADATA = """

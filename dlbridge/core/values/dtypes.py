@@ -113,8 +113,8 @@ NUMPY_OWN: Final = frozenset(
 
 _PYTHON_TYPES: Final = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 
-_ONE_LANE = r"(?a)([a-z]+|type_code\(([0-9]+)\)_)([0-9]+)"
-_LANES = r"(?a)(.+?)(xvscale)?x([0-9]+)"
+_ONE_LANE = r"([a-z]+|type_code\(([0-9]+)\)_)([0-9]+)"
+_LANES = r"(.+?)(xvscale)?x([0-9]+)"
 _SCALABLE = 0x8000
 """TVM-FFI stores the lanes of a scalable vector as a negative 16-bit number: -4 is 'xvscalex4'."""
 
