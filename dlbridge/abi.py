@@ -33,6 +33,9 @@ is not lost there. Each of these says in its own words what it does:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from dlbridge._lazy import looked_up
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.capsules import (
     Received,
@@ -71,7 +74,6 @@ from dlbridge.core.implementation_details.python_api import (
     word_at,
 )
 from dlbridge.core.interfaces.dlpack import as_tensor, no_tensor, produce
-from dlbridge.core.interfaces.own_table import managed_tensor_allocator
 from dlbridge.core.plugins.streams import Begun, begin_call, end_blocks, note_work, user_stream
 from dlbridge.core.tensor.array_tensor import (
     ArrayTensor,
@@ -86,6 +88,11 @@ from dlbridge.core.tensor.exchange import adopt, bind, order_consumer, own_expor
 from dlbridge.core.tensor.memory import access
 from dlbridge.core.tensor.metadata import is_given_back, memory_under
 from dlbridge.core.tensor.tensor import ExchangeTable
+
+if TYPE_CHECKING:
+    from dlbridge.core.interfaces.own_table import managed_tensor_allocator
+else:  # its callbacks of C take 1 ms of a first call, which needs none
+    __getattr__ = looked_up(globals(), {"managed_tensor_allocator": "core.interfaces.own_table"})
 
 __all__ = [
     "DLPACK_VERSION",

@@ -84,7 +84,7 @@ def test_the_first_call_loads_what_it_needs():
     assert "dlbridge.api.routes" in loaded
     needless = {"difflib", "pkgutil", "importlib.metadata", "importlib.util", "inspect"}
     needless |= {"dataclasses", "queue", "signal"}
-    others = {"api.like", "api.lists", "api.no_tensor"}
+    others = {"api.like", "api.lists", "api.no_tensor", "core.interfaces.own_table"}
     others |= {f"interop.{name}" for name in ("arrow", "array_interfaces", "descriptions")}
     assert not loaded & (needless | {f"dlbridge.{name}" for name in others})
 

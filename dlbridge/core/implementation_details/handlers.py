@@ -11,7 +11,7 @@ import sys
 import threading
 from functools import partial
 from opcode import opmap
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlbridge.core._cdefs import ffi
 
@@ -187,14 +187,8 @@ def unless_deferred() -> tuple[type[BaseException], ...]:
 # Callbacks --------------------------------------------------------------------------
 
 
-class _Work(NamedTuple):
-    """The Python function of a callback, and the function that undoes an interrupted call."""
-
-    function: Callable[..., int]
-    undo: Callable[[dict[str, Any]], None] | None
-
-
-_work: dict[Any, _Work] = {}
+_work: dict[Any, tuple[Callable[..., int], Callable[[dict[str, Any]], None] | None]] = {}
+"""The Python function of each callback, and the function that undoes an interrupted call."""
 
 
 def c_callback(
@@ -209,7 +203,7 @@ def c_callback(
     """
 
     def decorate(function: Callable[..., int]) -> Any:
-        _work[function.__code__] = _Work(function, undo)
+        _work[function.__code__] = function, undo
         return immortal(ffi.callback(signature, function, error=-1, onerror=_after_exception))
 
     return decorate
@@ -231,12 +225,12 @@ def _after_exception(
     if arrived is None:
         return None
     code, variables = traceback.tb_frame.f_code, traceback.tb_frame.f_locals
-    work = _work[code]
+    function, undo = _work[code]
     frame: TracebackType | None = traceback
-    while frame is not None and work.undo is not None:
-        work.undo(frame.tb_frame.f_locals)
+    while frame is not None and undo is not None:
+        undo(frame.tb_frame.f_locals)
         frame = frame.tb_next
     arguments = [variables[name] for name in code.co_varnames[: code.co_argcount]]
-    status = work.function(*arguments)
+    status = function(*arguments)
     _at_return = raise_when_dropped(arrived)
     return status

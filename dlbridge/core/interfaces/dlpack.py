@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.capsules import OneCapsule, open_capsule, readable_by_numpy, restore
 from dlbridge.core.dlpack.exports import check_copy, check_device, check_host_stream, check_version
@@ -180,26 +180,27 @@ def needs_its_library(x: Any, tensor: Tensor, target: Device) -> bool:
     return False
 
 
-class _ProducerTraits(NamedTuple):
+class _ProducerTraits:
     """The traits of a type of producers."""
 
-    library: Library
-    is_numpy: bool
-    is_tensor: bool
-    is_producer: bool
-    table: ForeignTable | None
+    __slots__ = ("is_numpy", "is_producer", "is_tensor", "library", "table")
+
+    def __init__(self, cls: type) -> None:
+        self.is_tensor = hasattr(cls, "__as_tensor__")
+        self.is_producer = hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")
+        self.table = None if self.is_tensor else table_of(cls)
+        self.library = library_of(cls) or _NO_LIBRARY
+        self.is_numpy = _has_numpys_method(cls)
 
 
 def _find_traits(cls: type) -> _ProducerTraits:
-    is_tensor = hasattr(cls, "__as_tensor__")
-    is_producer = hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")
-    table = None if is_tensor else table_of(cls)
-    library = library_of(cls) or _NO_LIBRARY
-    traits = _ProducerTraits(library, _has_numpys_method(cls), is_tensor, is_producer, table)
+    traits = _ProducerTraits(cls)
     # Only classes that live for ever anyway; others are asked each time. And so are those that give
     # no tensors: an attribute that they get later counts.
     home = sys.modules.get(cls.__module__)
-    if getattr(home, cls.__qualname__, None) is cls and (is_tensor or is_producer or table):
+    if getattr(home, cls.__qualname__, None) is cls and (
+        traits.is_tensor or traits.is_producer or traits.table
+    ):
         _TRAITS[cls] = traits
     return traits
 

@@ -11,7 +11,7 @@ import time
 from functools import cache
 from math import prod
 from sys import modules
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
@@ -583,18 +583,25 @@ def _same_layout(operand: Operand, memory: Memory, byte_offset: int) -> Tensor:
     )
 
 
-class StepKind(NamedTuple):
-    """A kind of step: its name, what runs it, and the pattern of its reason."""
+class StepKind:
+    """A kind of step: its name, what runs it, and the pattern of its reason.
 
-    kind: str
-    run: StepFunction
-    reason: str
-    cost: Callable[[Operand], int] | None = None
-    """The bytes that it copies; None where it copies nothing."""
-    to: Device | None = None
-    """Where it leads, if that is not the target of the move."""
-    is_import: bool = False
-    """Whether a driver uses memory in place that it did not allocate, which it may refuse."""
+    *cost* tells the bytes that it copies; None where it copies nothing. *to* is where it leads, if
+    that is not the target of the move. *is_import*: a driver uses memory in place that it did not
+    allocate, which it may refuse.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        run: StepFunction,
+        reason: str,
+        cost: Callable[[Operand], int] | None = None,
+        to: Device | None = None,
+        is_import: bool = False,
+    ) -> None:
+        self.kind, self.run, self.reason = kind, run, reason
+        self.cost, self.to, self.is_import = cost, to, is_import
 
 
 Choice = tuple[tuple[StepKind, ...], str, str]

@@ -10,7 +10,7 @@ import ctypes
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge import protocol
 from dlbridge.core.public import for_guests
@@ -90,12 +90,11 @@ def check_backend(plugin: Backend, name: str, who: str) -> None:
         _check_addresses(entry)
 
 
-class _Entry(NamedTuple):
+class _Entry:
     """A backend that is checked."""
 
-    plugin: Any
-    name: str
-    who: str
+    def __init__(self, plugin: Any, name: str, who: str) -> None:
+        self.plugin, self.name, self.who = plugin, name, who
 
     def refuse(self, what: str, cause: Exception | None = None) -> NoReturn:
         """Raise the BackendError that names it and its package, and says *what* is wrong."""
@@ -181,7 +180,7 @@ def _check_parameters(entry: _Entry, member: str, declared: Callable[..., Any]) 
         entry.refuse(f": {member} is {function!r}, not a method")
     if getattr(getattr(function, "__func__", function), "__code__", None) is None:
         return  # written in C, or another callable: its parameters cannot be read
-    wanted = parameters_of(declared).names[1:]  # without self
+    wanted = parameters_of(declared)[0][1:]  # without self
     names, required, more, keywords = parameters_of(function)
     if getattr(function, "__self__", None) is not None:
         names, required = names[1:], required - 1
@@ -247,20 +246,8 @@ def _can_read(address: int) -> bool:
         os.close(writer)
 
 
-class _Parameters(NamedTuple):
-    """What a function is called with."""
-
-    names: tuple[str, ...]
-    required: int
-    """How many of *names* have no default."""
-    more: bool
-    """Whether it takes any number beside *names*."""
-    keywords: tuple[str, ...]
-    """Those that are given by keyword only, and have no default."""
-
-
 @for_guests
-def parameters_of(function: Any) -> _Parameters:
+def parameters_of(function: Any) -> tuple[tuple[str, ...], int, bool, tuple[str, ...]]:
     """Return what a function of Python, or a method of a class, is called with.
 
     To import `inspect` for that takes 5 ms.
@@ -279,14 +266,14 @@ def parameters_of(function: Any) -> _Parameters:
     Examples
     --------
     >>> from dlbridge.extending import parameters_of
-    >>> tuple(parameters_of(lambda x, y=1, *, z: ...))
+    >>> parameters_of(lambda x, y=1, *, z: ...)
     (('x', 'y'), 1, False, ('z',))
     """
     function = getattr(function, "__func__", function)
     code = function.__code__
     names, defaults = code.co_varnames[: code.co_argcount], function.__kwdefaults__ or ()
     by_keyword = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
-    return _Parameters(
+    return (
         names,
         len(names) - len(function.__defaults__ or ()),
         bool(code.co_flags & _VARARGS),

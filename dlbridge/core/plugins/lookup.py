@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dlbridge.core.plugins.registry import (
     BUILT_IN,
@@ -176,16 +176,14 @@ def identity_of(device: Device) -> Identity:
     known = _known.get(device)
     if known is not None and known[0] is plugin:
         return known[1]
-    identity = Identity(None, None, None, None)
+    identity = Identity()
     if plugin.device_info is not None:
         info = plugin.device_info(device.index)
         kind, memory = info.get("kind"), info.get("memory")
-        identity = Identity(
-            uuid_text(info.get("uuid")),
-            pci_text(info.get("pci")),
-            kind if isinstance(kind, str) else None,
-            memory if isinstance(memory, int) else None,
-        )
+        identity.uuid = uuid_text(info.get("uuid"))
+        identity.pci = pci_text(info.get("pci"))
+        identity.kind = kind if isinstance(kind, str) else None
+        identity.memory = memory if isinstance(memory, int) else None
     _known[device] = plugin, identity
     return identity
 
@@ -317,13 +315,13 @@ _PCI = (
 )
 
 
-class Identity(NamedTuple):
+class Identity:
     """What tells a physical device from all others, and what it is; None for what is not known."""
 
-    uuid: str | None
-    pci: str | None
-    kind: str | None
-    memory: int | None
+    uuid: str | None = None
+    pci: str | None = None
+    kind: str | None = None
+    memory: int | None = None
 
 
 def uuid_text(said: object) -> str | None:
