@@ -99,14 +99,11 @@ _TORCH_TYPES: Final = {"xpu": "oneapi", "mps": "metal", "hip": "rocm", "privateu
 
 
 # Not by regular expressions, whose compilation is 1 ms of the first call of a process.
-def _integer(text: str) -> int | None:
-    digits = text.removeprefix("-")
-    return int(text) if digits.isascii() and digits.isdigit() else None
-
-
 def number_in(name: str) -> int | None:
     """The N of a *name* ``"typeN"``, which may be negative; None for other names."""
-    return _integer(name[4:]) if name.startswith("type") else None
+    digits = name[4:].removeprefix("-")
+    is_numbered = name.startswith("type") and digits.isascii() and digits.isdigit()
+    return int(name[4:]) if is_numbered else None
 
 
 def _is_name(text: str) -> bool:
@@ -353,7 +350,7 @@ def _intern(type: int, index: int, name: str | None) -> Device:
     usual = _NAMES.get(type, f"type{type}")
     if name is None or _type_named(name) == type:
         name = usual  # "type2" is cuda
-    if not _is_name(name):
+    if name != usual and not _is_name(name):
         raise ValueError(f"{name!r} is not a device name: letters, digits and _, no digit first")
     if _type_named(name) not in (None, type):
         raise ValueError(
@@ -375,8 +372,8 @@ def _intern(type: int, index: int, name: str | None) -> Device:
 
 def _type_named(name: str) -> int | None:
     """The device type that *name* always means, None for a name of a backend's own."""
-    number = number_in(name)
-    return _TYPES.get(name) if number is None else number
+    known = _TYPES.get(name)
+    return number_in(name) if known is None else known
 
 
 CPU: Final = Device.of(1, 0)
@@ -391,12 +388,14 @@ def split(text: str) -> tuple[str, int | str | None]:
     is missing (``"opencl"``). ValueError if *text* does not have that form.
     """
     name, colon, selector = text.partition(":")
-    if not _is_name(name) or (colon and not selector):
+    if not (name in _TYPES or _is_name(name)) or (colon and not selector):
         raise ValueError(
             f"{text!r} is not a valid device: write 'name' or 'name:index', as in 'cuda:0'"
         )
-    number = _integer(selector)
-    return name, (selector or None) if number is None else number
+    digits = selector.removeprefix("-")
+    if digits.isascii() and digits.isdigit():
+        return name, int(selector)
+    return name, selector or None
 
 
 def device(
