@@ -143,7 +143,7 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
             return importlib.import_module(".ffi", __name__)
         module = _MODULES.get(name) or _UNLISTED.get(name)
         if module is None:
-            if name == "_methods":  # `from dlbridge import _methods` asks first: no hint is made
+            if name in ("_methods", "protocol"):  # our own imports ask first: no hint is made
                 raise AttributeError(f"module 'dlbridge' has no attribute {name!r}")
             import sys
 

@@ -126,7 +126,7 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
             return import_module(f".{name}", __name__)  # which sets the attribute
         home = _HOMES.get(name)
         if home is None:
-            if name == "_methods" or f".{name}" in _NAMES:  # `from . import tensors` asks first
+            if name in ("_methods", "containers"):  # our own imports ask first: no hint is made
                 raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
             hint = import_module("dlbridge.extending").did_you_mean(name, __all__)
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

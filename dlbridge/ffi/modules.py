@@ -12,12 +12,18 @@ from dlbridge import device as as_device
 from dlbridge.abi import immortal
 from dlbridge.extending import did_you_mean, public_in, unless_handler
 
-from . import functions
 from ._lib import address, ffi, py
 from .classes import register_own
 from .errors import raised
 from .frames import ask
-from .functions import Function, check_symbol, described, get_global_func, list_global_func_names
+from .functions import (
+    Function,
+    check_symbol,
+    described,
+    get_global_func,
+    list_global_func_names,
+    parse,
+)
 from .objects import Object
 
 if TYPE_CHECKING:
@@ -232,7 +238,7 @@ class Module(Object):
         ['type_schema']
         """
         text = self._ask("ffi.ModuleGetFunctionMetadata", name, query_imports)
-        return functions.parse(text or "") or None
+        return parse(text or "") or None
 
     def get_function_doc(self, name: str, query_imports: bool = False) -> str | None:
         """The documentation of the function *name*.

@@ -26,6 +26,21 @@ def test_other_names_are_not():
         ffi.nothing
 
 
+@pytest.mark.parametrize("name", ["errors", "functions"])
+def test_the_hint_for_a_name_that_is_a_module_which_is_not_loaded(name):
+    run_script(
+        f"""
+        from dlbridge import ffi
+        try:
+            ffi.{name}
+        except AttributeError as exc:
+            assert str(exc).endswith("(did you mean '{name[:-1].title()}'?)"), exc
+        else:
+            raise AssertionError
+        """
+    )
+
+
 def test_no_module_has_the_name_of_a_public_function():
     assert MODULES & {name for name in ffi.__all__ if callable(getattr(ffi, name))} == set()
 
@@ -59,7 +74,9 @@ ONE_OF_EACH_MODULE = {ffi._HOMES.get(name, name): name for name in ffi.__all__}.
 def test_a_name_of_each_module_alone_in_a_fresh_process(name):
     run_script(
         f"""
+        import sys
         from dlbridge.ffi import {name}
+        assert "difflib" not in sys.modules  # our own imports need no hint
         from dlbridge import ffi
         x = ffi.convert([1, 'text', None, {{'a': 2.5}}])
         assert list(x)[:2] == [1, 'text'] and x[3]['a'] == 2.5, x
