@@ -152,3 +152,7 @@ __all__ = [
     "wrap_plain",
     "writable",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -46,6 +46,16 @@ def test_all_and_dir_are_the_list():
     assert dir(bridge) == bridge.__all__
 
 
+def test_dir_of_the_names_in_c_has_those_that_are_not_loaded():
+    """Completion and `help` ask it."""
+    run_script(
+        """
+        from dlbridge import abi
+        assert set(abi.__all__) <= set(dir(abi)), set(abi.__all__) - set(dir(abi))
+        """
+    )
+
+
 ONE_OF_EACH_MODULE = {module: name for name, module in bridge._MODULES.items()}.values()
 
 
