@@ -213,9 +213,9 @@ class Device(AbsentNames, Value, absent=DEVICE_NAMES):
             return NotImplemented
         try:
             name, selector = split(other)
+            number = number_in(name)
         except ValueError:
             return False
-        number = number_in(name)
         name = name if number is None else _NAMES.get(number, name)  # "type2" is cuda
         return name == self.name and (selector or 0) == self.index
 
@@ -348,6 +348,8 @@ def _intern(type: int, index: int, name: str | None) -> Device:
     if index >= 2**31 or not -(2**31) <= type < 2**31:
         raise ValueError(f"device type {type}, index {index}: DLDevice holds two int32 (dlpack.h)")
     usual = _NAMES.get(type, f"type{type}")
+    if not isinstance(name, str | None):
+        raise TypeError(f"the name of a device is text, as 'cuda', not {name!r}")
     if name is None or _type_named(name) == type:
         name = usual  # "type2" is cuda
     if name != usual and not _is_name(name):

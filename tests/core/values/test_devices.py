@@ -130,6 +130,8 @@ def test_what_the_cpu_may_read_and_what_is_an_address():
         ((12, 0, "a:b"), ValueError, "'a:b' is not a device name"),
         ((12, 0, ""), ValueError, "'' is not a device name"),
         ((12, 0, "9x"), ValueError, "'9x' is not a device name"),
+        ((1, 0, ("a",)), TypeError, "the name of a device is text"),
+        ((1, 0, b"a"), TypeError, "the name of a device is text"),
         *(((kind, 0), TypeError, "takes the number of a type") for kind in (1.5, "1", None)),
         ((1, None), TypeError, "interpreted as an integer"),
     ],
@@ -335,6 +337,7 @@ def test_a_device_equals_its_text():
     assert cuda == "cuda:1"
     assert cuda == "type2:1"
     assert device("cuda:0") == "cuda"
+    assert cuda != f"type{'2' * 5000}"  # more digits than Python takes for a number
     assert npu == "npu:0"
     assert npu == "npu"
     for other in ("cuda:0", "cuda", "rocm:1", "cuda:Tesla", "cuda:", "", "ext_dev:1", None, 1):
