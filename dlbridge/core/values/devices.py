@@ -109,8 +109,8 @@ def number_in(name: str) -> int | None:
 def _is_name(text: str) -> bool:
     """An identifier of ASCII; with a dash: typeN, and a name of a family ("torch-npu")."""
     name, dash, rest = text.partition("-")
-    well = text.isascii() and name.isidentifier()
-    return well and (not dash or (rest != "" and f"_{rest}".isidentifier()))
+    has_end = not dash or (rest != "" and f"_{rest}".isidentifier())
+    return text.isascii() and name.isidentifier() and has_end
 
 
 @public
