@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from dlbridge import _methods as methods
-from dlbridge.api import interfaces
+from dlbridge.api import on_demand
 from tests.support.expected_parts import expected
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -198,18 +198,18 @@ def test_the_table_of_methods():
     assert used == set(methods._MODULES)
 
 
-def test_the_table_of_interfaces():
-    """The same of what the API calls for objects without DLPack, and for `like=`."""
-    assert typed_imports(MODULES["dlbridge.api.interfaces"]) == interfaces._MODULES
+def test_the_table_of_what_the_api_loads_on_demand():
+    """The same: what the API calls for objects without DLPack, and for `like=`."""
+    assert typed_imports(MODULES["dlbridge.api.on_demand"]) == on_demand._MODULES
     users = [
         name
         for name, path in MODULES.items()
-        if "dlbridge.api.interfaces" in imported(name, path, MODULES)
+        if "dlbridge.api.on_demand" in imported(name, path, MODULES)
     ]
     assert users == [f"dlbridge.api.{name}" for name in ("anything", "moving", "routes")]
-    for name, module in interfaces._MODULES.items():
+    for name, module in on_demand._MODULES.items():
         home = import_module(f".{module}", "dlbridge.api")
-        assert getattr(interfaces, name) is getattr(home, name)
+        assert getattr(on_demand, name) is getattr(home, name)
 
 
 @pytest.mark.parametrize("name", methods._MODULES)

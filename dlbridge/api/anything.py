@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.api import interfaces
+from dlbridge.api import on_demand
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED
 from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.dlpack import device_of_producer, import_producer, refuse_class
@@ -40,7 +40,7 @@ def _from_producer(x: Any, copy: bool | None) -> Tensor:
             return tensor
     strict = False if copy is False else None
     if _is_by_arrow(x):
-        return interfaces.from_arrow(x, copy)
+        return on_demand.from_arrow(x, copy)
     try:
         return import_producer(x, None, strict, None)
     except unless_handler(BufferError, NotImplementedError) as exc:
@@ -57,10 +57,10 @@ def _in_another_way(x: Any, copy: bool | None, exc: Exception) -> Tensor:
     """
     if library_of(type(x)) is None:
         if getattr(x, "__array_interface__", None) is not None:
-            return wrap_array(interfaces.from_array_interface(x, copy))
+            return wrap_array(on_demand.from_array_interface(x, copy))
         if hasattr(type(x), "__array__"):
-            return wrap_array(interfaces.from_array_method(x, copy))
-    way_out = interfaces.method_of(x)
+            return wrap_array(on_demand.from_array_method(x, copy))
+    way_out = on_demand.method_of(x)
     exc.add_note(f"raised by {origin_of(x)}.__dlpack__" + (way_out and f"; {way_out}"))
     raise exc
 
@@ -118,20 +118,20 @@ def _by_its_interface(
             # An object that reads its array anew each time (a lazy DataArray) shares nothing.
             again = import_anything(_exposed(library, x, copy), wanted, copy)
             if again.data_ptr() != tensor.data_ptr():
-                raise ExchangeError(interfaces.NOTHING_TO_SHARE.format(origin_of(x)))
+                raise ExchangeError(on_demand.NOTHING_TO_SHARE.format(origin_of(x)))
         return tensor
     native = import_native(x, library, device)
     if native is not None:
         return native
     if getattr(x, "__cuda_array_interface__", None) is not None:
-        return interfaces.from_cuda_array_interface(x)
+        return on_demand.from_cuda_array_interface(x)
     if getattr(x, "__array_interface__", None) is not None:
-        return wrap_array(interfaces.from_array_interface(x, copy))
+        return wrap_array(on_demand.from_array_interface(x, copy))
     # A column without a shape: after the interface that has one (PIL has both).
-    if interfaces.is_arrow(x):
-        return interfaces.from_arrow(x, copy)
+    if on_demand.is_arrow(x):
+        return on_demand.from_arrow(x, copy)
     if hasattr(x, "__array__"):
-        return wrap_array(interfaces.from_array_method(x, copy))
+        return wrap_array(on_demand.from_array_method(x, copy))
     return _from_buffer_or_numbers(x, wanted, copy)
 
 
@@ -140,7 +140,7 @@ def is_read_once(x: Any) -> bool:
     cls = type(x)
     others = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
     return cls.__name__ == "PyCapsule" or (
-        not any(hasattr(cls, name) for name in others) and interfaces.is_stream(x)
+        not any(hasattr(cls, name) for name in others) and on_demand.is_stream(x)
     )
 
 
@@ -202,13 +202,13 @@ BUILTIN = frozenset({*BUFFERS, memoryview, *NUMBERS})
 
 
 def _from_buffer_or_numbers(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
-    tensor = None if type(x) in NUMBERS else interfaces.from_buffer(x)
+    tensor = None if type(x) in NUMBERS else on_demand.from_buffer(x)
     if tensor is not None:
         return tensor
     numbers = _plain(x)
     if copy is False:
-        raise ExchangeError(interfaces.NOTHING_TO_SHARE.format(origin_of(x)))
-    return wrap_array(interfaces.array_of(numbers, wanted, _values_of))
+        raise ExchangeError(on_demand.NOTHING_TO_SHARE.format(origin_of(x)))
+    return wrap_array(on_demand.array_of(numbers, wanted, _values_of))
 
 
 def arrays_in(x: Any) -> int:
@@ -236,7 +236,7 @@ def _plain(x: Any) -> Any:
     """Python scalars and nested sequences of them; TypeError for anything else."""
     if isinstance(x, NUMBERS):
         return x
-    way_out = interfaces.instead_of(x)
+    way_out = on_demand.instead_of(x)
     if way_out:
         raise TypeError(f"{origin_of(x)} is not a tensor: {way_out}")
     raise TypeError(

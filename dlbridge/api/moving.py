@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from dlbridge.api import interfaces
+from dlbridge.api import on_demand
 from dlbridge.api.anything import BUFFERS, NUMBERS, import_anything, refuse_read_once
 from dlbridge.api.routes import ITSELF, ROUTES, Move, at_its_place, check_progress, find_route
 from dlbridge.core.dlpack.exports import check_copy
@@ -191,14 +191,14 @@ def from_dlpack(
         except KeyError:
             importer = importer_of(type(x))
         if importer is not None:
-            return importer(x) if like is None else interfaces.as_library(importer(x), like, copy)
+            return importer(x) if like is None else on_demand.as_library(importer(x), like, copy)
     if copy is not None:
         check_copy(copy)
     target = None if device is None else check_device(device)
     tensor = import_producer(x, target, copy, stream)
     if copy is True or (target is not None and tensor.device is not target):
         tensor = move(tensor, target or tensor.device, copy)
-    return tensor if like is None else interfaces.as_library(tensor, like, copy)
+    return tensor if like is None else on_demand.as_library(tensor, like, copy)
 
 
 @public
@@ -274,7 +274,7 @@ def asarray(
             f"{origin_of(x)} holds {tensor.dtype}, and asarray converts no elements: "
             f"dlbridge.astype(x, {wanted.name!r}) does, in new memory; "
             f"dlbridge.asarray(x).view({wanted.name!r}) reads the memory as {wanted}"
-            + interfaces.used_up(x)
+            + on_demand.used_up(x)
         )
     if target is None and (copy is None or copy is False):
         if copy is None and type(x) not in BUFFERS and is_recording():

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.api import interfaces
+from dlbridge.api import on_demand
 from dlbridge.api.anything import (
     arrays_in,
     import_anything,
@@ -70,7 +70,7 @@ class Route:
     def __init__(self, importer: Function | None, device: DeviceLike, like: object) -> None:
         self.importer = importer
         self.target = check_device(device)
-        self.conversion = None if like is None else interfaces.Conversion(like, self.target)
+        self.conversion = None if like is None else on_demand.Conversion(like, self.target)
         self.at_once = None
         self.is_plain = False
 

@@ -1,4 +1,4 @@
-"""What `api` calls for objects without DLPack, and for ``like=``: a table, loaded by first use.
+"""What the API loads on demand: for objects without DLPack, and for ``like=``. One table.
 
 The first call of a process pays for every module that it loads (0.3 to 4 ms), and most have arrays
 of numpy or tensors with ``__dlpack__``.
